@@ -5,8 +5,10 @@ from autotune.runtime.binding import BoundStep, Candidate, TensorSlot, bind
 from autotune.runtime.candidate_loader import candidate
 from autotune.runtime.executor import ACCESS, ExecutionContext, close, count
 from autotune.runtime.network_plan import (
+    ActivationPlace,
     BoundLayer,
     NetworkPlan,
+    activation_places,
     bind_layer,
     caller_slots,
     execute,
@@ -27,6 +29,7 @@ from autotune.runtime.torch_capture import TorchGraph
 
 __all__ = [
     "ACCESS",
+    "ActivationPlace",
     "Binary",
     "BoundLayer",
     "BoundStep",
@@ -36,6 +39,7 @@ __all__ = [
     "NetworkPlan",
     "TensorSlot",
     "TorchGraph",
+    "activation_places",
     "batches",
     "bind",
     "bind_layer",

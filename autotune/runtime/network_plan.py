@@ -15,7 +15,7 @@ from autotune.runtime import engine
 from autotune.runtime.binding import CHANNELS_LAST, BoundStep, TensorSlot, bind
 from autotune.runtime.binding_stream import binding_stream, free_with
 from autotune.runtime.engine import EngineError
-from autotune.runtime.memory_planner import LayerAccess, plan_memory
+from autotune.runtime.memory_planner import Arena, LayerAccess, plan_memory
 from autotune.runtime.selection import Compiler, KernelChoice, choices, select, torch_choice
 
 if TYPE_CHECKING:
@@ -97,9 +97,7 @@ class NetworkPlan:
             self.not_compiled, self.compile_failed = str(error), True
             self._bind_layers(state, store, "absent")
         free_with(self, device, self.bound)
-        layers = [item.layer for item in self.bound]
-        accesses = [LayerAccess(frozenset(layer.reads), frozenset(layer.writes)) for layer in layers]
-        self.arena = plan_memory({name: operand.bytes for name, operand in self.buffers.items()}, accesses)
+        self.arena = _arena([item.layer for item in self.bound], self.buffers)
 
     @property
     def native(self) -> bool:
@@ -187,6 +185,48 @@ def _activations(layers: Sequence[Layer], callers: Collection[str]) -> dict[str,
         for operand in layer.problem.operands()
         if operand.role == "output" and (name := layer.buffers[operand.name]) not in callers
     }
+
+
+def _arena(layers: Sequence[Layer], activations: Mapping[str, Operand]) -> Arena:
+    accesses = [LayerAccess(frozenset(layer.reads), frozenset(layer.writes)) for layer in layers]
+    return plan_memory({name: operand.bytes for name, operand in activations.items()}, accesses)
+
+
+@dataclass(frozen=True)
+class ActivationPlace:
+    """Where an activation lies in the memory of a network, and when.
+
+    Attributes:
+        name: Its buffer.
+        offset: Offset in the block of all activations, in bytes.
+        bytes: Its size.
+        first: Position of the layer that writes it, in the order in which the layers are launched.
+        last: Position of the last layer that reads it.
+    """
+
+    name: str
+    offset: int
+    bytes: int
+    first: int
+    last: int
+
+
+def activation_places(layers: Sequence[Layer], callers: Collection[str]) -> list[ActivationPlace]:
+    """Return the places of the activations between layers that run in this order, as a NetworkPlan has them.
+
+    Args:
+        layers: The layers.
+        callers: Names of the caller's tensors, which lie elsewhere.
+    """
+    activations = _activations(layers, callers)
+    arena = _arena(layers, activations)
+    users = {
+        name: [i for i, layer in enumerate(layers) if name in (*layer.reads, *layer.writes)] for name in activations
+    }
+    return [
+        ActivationPlace(name, arena.offsets[name], operand.bytes, users[name][0], users[name][-1])
+        for name, operand in activations.items()
+    ]
 
 
 def make_buffers(network: Network, device: torch.device) -> dict[str, torch.Tensor]:

@@ -13,12 +13,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 from autotune.core import NEVER, Deadline, timeline
 from autotune.ir import Network, NetworkKey, Problem
 from autotune.measure import LayerAssignment, Result, Worker
-from autotune.runtime import Candidate, candidate, faster_alternatives, plan_for_other_batch, shortlist
+from autotune.runtime import (
+    Candidate,
+    activation_places,
+    candidate,
+    faster_alternatives,
+    plan_for_other_batch,
+    shortlist,
+)
 from autotune.tuner.library_candidates import operator_rows
 from autotune.tuner.plan_descent import ROUNDS, PlanDescent, PlanTimer
 from autotune.tuner.plan_moves import PlanState
@@ -102,8 +109,15 @@ class _PlanRecorder:
                 "samples_us": result.samples_us,
                 "alternatives": [alternative.name for alternative in plan.alternatives],
                 "torch_us": self.torch_us,
+                "memory": self._memory(plan),
             },
         )
+
+    def _memory(self, plan: PlanState) -> list[list[object]]:
+        """Return the places of the activations, each as the values of an ActivationPlace."""
+        layers = {layer.name: layer for layer in self._network.all_layers}
+        running = [layers[one.layer] for one in plan.sequence(self._network)]
+        return [list(astuple(place)) for place in activation_places(running, self._network.callers)]
 
 
 def tune_network_plan(

@@ -16,6 +16,7 @@ from processes import TUNED_BATCH, assert_error, script
 from repository import ROOT
 from trial_database import DEVICE, HOSTILE, POINTWISE, WIDE, make
 
+from autotune_cli.reports import charts
 from autotune_cli.reports.axes import Axis, log_axis
 from autotune_cli.reports.charts import history, roofline
 from autotune_cli.reports.collect import collect
@@ -127,6 +128,13 @@ def test_a_plan_finds_its_problems_by_the_times_of_the_trials(device):
     text = ". ".join(about(network))
     for words in ("3 layers", "1010 us", "(aten) take 1500 us", "second.wide", "For 1 layer no stored trial"):
         assert words in text
+
+
+def test_the_memory_of_a_plan_is_a_chart(device):
+    [network] = device.networks
+    chart = charts.memory(network)
+    assert (chart.bytes, chart.sum_bytes) == (3 * 2**19, 3 * 2**19)
+    assert charts.memory(dataclasses.replace(network, memory=())) is None
 
 
 def test_a_time_of_two_problems_tells_no_layer(tmp_path):

@@ -41,9 +41,16 @@ def test_the_page_opens_without_errors(page, tmp_path):
         found.failures = document.querySelector("#failures").textContent;
         found.rows = document.querySelectorAll("#trials tbody tr").length;
         found.title = document.title;
+        const box = one => ["x", "y", "width", "height"].map(name => Number(one.getAttribute(name)));
+        found.memory = [...document.querySelectorAll(".memory rect")].map(box);
+        found.tip = document.querySelector(".memory rect").dataset.tip;
     """
     found, console = browser.run(page, script, tmp_path)
     assert console == []
+    (x, y, width, height), (next_x, next_y, next_width, next_height) = found["memory"]
+    assert x < next_x < x + width and next_x + next_width > x + width  # the second is written while the first is read
+    assert next_y + next_height == pytest.approx(y, abs=0.2) and height == pytest.approx(2 * next_height, abs=0.2)
+    assert found["tip"] == "first\n1.0 MiB\nfrom first to second"
     assert found["points"] == 2 and found["segments"] == 3
     assert found["name"] == "1x1/1 16>16 @8x8" and found["plots"] == ["tile", "stages", "grid"]
     assert found["importances"] == 3 and found["rows"] == 49

@@ -59,6 +59,7 @@ def make(path: Path, factor: float = 1.0) -> None:
             {"layer": "third", "kernel": tiles[32][0], "launch": {"grid": 0}, "us": 7.0 * factor, "overlap": True},
         ]
         details = {"alone_us": 1020.0 * factor, "alternatives": ["second.wide"], "torch_us": {"aten": 1500.0 * factor}}
+        details["memory"] = [["%first", 0, 2**20, 0, 1], ["%second", 2**20, 2**19, 1, 2]]
         store.put_plan(
             device_id=device.id,
             network="Net n=2 dtype=f16 0123456789ab",

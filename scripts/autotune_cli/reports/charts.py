@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autotune.core import format_bytes
+from autotune.runtime import ActivationPlace
 from autotune_cli.chart import number
 from autotune_cli.reports.axes import Axis, Tick, log_axis
-from autotune_cli.reports.records import DeviceReport, Layer, Run
+from autotune_cli.reports.records import DeviceReport, Layer, NetworkTime, Run
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 920, 400, 78, 64, 14, 46
 """Size of a chart and its margins; the units are pixels in a window that is wide enough."""
@@ -142,6 +144,65 @@ def history(run: Run) -> History:
     height = HEIGHT + len(lanes) * (LANE + LANE_GAP) + LANE_GAP
     start = f"M{x.at(0.0)} {y.at(run.best[0][1])}"
     return History(run, height, start + line, x.ticks(), y.ticks(), lanes)
+
+
+@dataclass(frozen=True)
+class Block:
+    """An activation in the memory chart: a rectangle from its first to its last layer.
+
+    Attributes:
+        x: Left edge.
+        y: Upper edge.
+        width: Width.
+        height: Height.
+        label: What the tooltip tells.
+    """
+
+    x: float
+    y: float
+    width: float
+    height: float
+    label: str
+
+
+@dataclass(frozen=True)
+class MemoryChart:
+    """The activations of a network in memory, over the layers in the order in which they are launched.
+
+    Attributes:
+        blocks: The activations.
+        x_ticks: Ticks of the layers' numbers.
+        y_ticks: Ticks of the offset in MiB.
+        bytes: Size of the memory of all activations.
+        sum_bytes: Sum of their sizes.
+    """
+
+    blocks: tuple[Block, ...]
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    bytes: int
+    sum_bytes: int
+
+
+def memory(network: NetworkTime) -> MemoryChart | None:
+    """Return the memory chart of a network; None if its plan tells no activations."""
+    places = network.memory
+    size = max((place.offset + place.bytes for place in places), default=0)
+    if not size:
+        return None
+    names = [layer.name for layer in network.layers]
+    x = Axis(0.0, max(place.last for place in places) + 1.0, LEFT, WIDTH - RIGHT)
+    y = Axis(0.0, size / 2**20, HEIGHT - BOTTOM, TOP)
+
+    def block(place: ActivationPlace) -> Block:
+        left, right = x.at(place.first), x.at(place.last + 1)
+        top, bottom = y.at((place.offset + place.bytes) / 2**20), y.at(place.offset / 2**20)
+        since, until = (names[i] if i < len(names) else str(i) for i in (place.first, place.last))
+        label = f"{place.name.lstrip('%')}\n{format_bytes(place.bytes)}\nfrom {since} to {until}"
+        return Block(left, top, round(right - left, 1), round(bottom - top, 1), label)
+
+    total = sum(place.bytes for place in places)
+    return MemoryChart(tuple(map(block, places)), x.ticks(), y.ticks(), size, total)
 
 
 def _lane(name: str, seconds: Sequence[float], y: float) -> Lane:

@@ -7,6 +7,7 @@ from typing import Any
 
 from autotune.core import ProblemError
 from autotune.ir import Network, NetworkKey, SpaceToDepth
+from autotune.runtime import ActivationPlace
 from autotune.tuner import format_candidate
 from autotune_cli.reports.layers import parsed, runner
 from autotune_cli.reports.records import AlternativeTime, Layer, NetworkLayer, NetworkTime
@@ -86,6 +87,7 @@ def _planned(
         torch_us=plan.details.get("torch_us", {}),
         taken=taken,
         alternatives=tuple(_alternatives(own, by_problem, taken)) if own else (),
+        memory=tuple(ActivationPlace(*values) for values in plan.details.get("memory", ())),
     )
 
 

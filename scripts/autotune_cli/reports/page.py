@@ -8,6 +8,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
+from autotune.core import format_bytes
 from autotune_cli.chart import number
 from autotune_cli.reports import charts
 from autotune_cli.reports.comparison import Comparison
@@ -39,6 +40,7 @@ def render(report: Report, other: str = "", comparisons: tuple[Comparison, ...] 
         percent=lambda share: f"{share:.0%}",
         plural=plural,
         clock=clock,
+        bytes=format_bytes,
     )
     return environment.get_template("report.html.j2").render(
         report=report,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.runtime import ActivationPlace
 from autotune.tuner.optuna_export import Value
 
 OURS, CUDNN, TORCH = "ours", "cuDNN", "torch"
@@ -200,6 +201,7 @@ class NetworkTime:
         torch_us: Times of the whole network on torch's operators, by candidate.
         taken: Names of the alternatives that the plan takes.
         alternatives: Times of the alternatives, as far as they are known.
+        memory: Places of the activations; none if the plan does not tell them.
     """
 
     key: str
@@ -212,6 +214,7 @@ class NetworkTime:
     torch_us: Mapping[str, float] = field(default_factory=dict)
     taken: tuple[str, ...] = ()
     alternatives: tuple[AlternativeTime, ...] = ()
+    memory: tuple[ActivationPlace, ...] = ()
 
     @property
     def sum_us(self) -> float:

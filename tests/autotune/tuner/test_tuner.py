@@ -299,6 +299,7 @@ def test_one_search_tunes_the_plans_of_several_batch_sizes(worker, cpu, cpu_targ
         tuner.run()
         plans = [store.plan(tuner.device, network.key) for network in networks]
         assert all(plan and plan.median_us > 0 for plan in plans)
+        assert all(isinstance(plan.details["memory"], list) for plan in plans)
         for problem in problems:
             assert any(row.final for row in store.measurements(tuner.device, str(problem), "ok"))
 
