@@ -9,7 +9,7 @@ from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from autotune.core import Deadline
+from autotune.core import Deadline, timeline
 from autotune.ir import Problem
 from autotune.libraries import aten
 from autotune.measure import Result, Worker
@@ -117,7 +117,8 @@ class Finals:
         return [candidate(self._store, row.kernel, row.launch) for row in rows]
 
     def _rounds(self, worker: Worker, final: _Final) -> list[Result]:
-        return worker.finals(final.problem, final.candidates, FINAL_ROUNDS)
+        with timeline.span(timeline.Lane.TUNER, "time"):
+            return worker.finals(final.problem, final.candidates, FINAL_ROUNDS)
 
     def _record(self, final: _Final, results: Sequence[Result]) -> None:
         spent = time.monotonic() - final.started

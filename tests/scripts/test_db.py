@@ -233,7 +233,8 @@ def test_one_pass_keeps_two_databases_in_step(two, tmp_path):
 def test_passes_go_on_until_a_signal(two, tmp_path, number, code, words):
     late = tmp_path / "late.db"
     late.write_text("no database, and longer than a header")
-    command = [sys.executable, str(SCRIPTS / "db.py"), "sync", str(two[0]), str(late), "--every", "0.1s"]
+    python_with_sigint = ["env", "--default-signal=INT", sys.executable]  # a background job's children ignore it
+    command = [*python_with_sigint, str(SCRIPTS / "db.py"), "sync", str(two[0]), str(late), "--every", "0.1s"]
     running = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert "not an SQLite file; tried again every 0.1 s" in running.stdout.readline()

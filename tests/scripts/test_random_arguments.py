@@ -55,6 +55,7 @@ ENDS = {
     "legality": ["--arch", "sm80", "--family", "nofamily"],
     "restamp": ["text.db"],
     "compare-checkouts": ["--case", "no case"],
+    "cluster-overhead": ["--rounds", "0"],
     "random-graphs": ["--db", "text.db", "--graphs", "1"],
     "kill-campaign": ["--target", "nothing"],
     "stress": ["--db", "text.db"],
