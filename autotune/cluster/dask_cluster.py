@@ -59,7 +59,7 @@ class DaskCluster:
     def devices(self) -> list[DeviceKind]:
         """Return the devices of the workers that measure, in the order of their addresses; there may be none."""
         hosts = self._hosts()
-        found = self._connection().run(device_kind, workers=hosts) if hosts else {}
+        found = self._run(device_kind, hosts) if hosts else {}
         return [found[host] for host in hosts]
 
     def require_versions(self, target: str) -> None:
@@ -69,7 +69,7 @@ class DaskCluster:
             target: The compilation target of the run.
         """
         ours = versions(target)
-        found: dict[str, Versions] = self._connection().run(versions, target)
+        found: dict[str, Versions] = self._run(versions, None, target)
         for address, theirs in sorted(found.items()):
             for name, (mine, other) in ours.differences(theirs).items():
                 raise WorkerError(
@@ -142,6 +142,23 @@ class DaskCluster:
                 self._relays.clear()
                 self._client = self._connect()
             return self._client
+
+    def _run(self, function: Callable[..., Any], workers: Sequence[str] | None, *arguments: object) -> dict[str, Any]:
+        """Call a function of this project on workers, all by default; return the results by their addresses.
+
+        Raises:
+            WorkerError: A worker does not have this project, or the call fails there.
+        """
+        try:
+            results: dict[str, Any] = self._connection().run(function, *arguments, workers=workers)
+        except WorkerError:
+            raise
+        except Exception as error:  # the worker's error
+            raise WorkerError(
+                f"a worker of the cluster at {self._place} cannot run this project's code, {type(error).__name__}: "
+                f"{str(error).strip()[:200]}; install 'autotune-cutlass[cluster]' on all machines"
+            ) from error
+        return results
 
     def _resources(self) -> dict[str, dict[str, float]]:
         """Return the resources of each worker by its address."""

@@ -253,6 +253,14 @@ def test_other_sources_of_a_worker_are_told_in_one_sentence(dask, cpu_target, tm
             cluster.require_versions(cpu_target)
 
 
+def test_a_worker_without_this_project_is_told_in_one_sentence(dask, tmp_path):
+    (tmp_path / "autotune").mkdir()
+    (tmp_path / "autotune" / "__init__.py").write_text("raise ImportError('nothing is here')\n")
+    dask.start_worker("measure=1", PYTHONPATH=str(tmp_path))
+    with connected(dask.address) as cluster, pytest.raises(WorkerError, match="cannot run this project's code"):
+        wait_until(cluster.devices)
+
+
 def test_where_there_is_no_scheduler_one_sentence_says_so(monkeypatch):
     monkeypatch.setattr(dask_cluster, "CONNECT_SECONDS", 1.0)
     started = time.monotonic()
