@@ -496,6 +496,7 @@ class FusedResNet(nn.Module):
         with self._database() as store, torch.inference_mode(False), torch.no_grad():
             # The plain network's tensors, because replicas of torch.nn.DataParallel have no named ones of their own.
             plan = NetworkPlan(network, module_state(self._plain), store, device, self.graph, last, compiles)
+            database = store.name  # without the password of a server, or what is secret in a URL
         is_compiled = any(bound.choice.candidate.compiled for bound in plan.bound)
         self._num_compiled += is_compiled
         at_limit = wanted and not is_compiled and self._num_compiled >= _MAX_COMPILED_PLANS
@@ -505,7 +506,7 @@ class FusedResNet(nn.Module):
             listed = ", ".join(f"{count} from '{source}'" for source, count in other.items()) or "all are tuned"
             dtype = next((x for x in inputs if x.is_floating_point()), inputs[0]).dtype
             warnings.warn(
-                f"{self.tuning_db} is not tuned for batch {network.batch} of {self._source.name} in {dtype} on this "
+                f"{database} is not tuned for batch {network.batch} of {self._source.name} in {dtype} on this "
                 f"device: of {len(plan.bound)} layers {listed}; tune it with fused_resnet.tune or "
                 f"scripts/tune.py --batch {network.batch}"
                 + (f" --precision {self._source.precision}" if self._source.precision else "")

@@ -94,7 +94,13 @@ class Plan(Protocol):
 
 
 class Database(Protocol):
-    """A database that is open for reading."""
+    """A database that is open for reading.
+
+    Attributes:
+        name: Its location without what is secret, for messages.
+    """
+
+    name: str
 
     def devices(self) -> Sequence[Device]:
         """Return all devices."""
