@@ -1,4 +1,4 @@
-"""What a machine does that compiles for a tuning run elsewhere: it builds one unit, as it would build its own."""
+"""Compiles one translation unit for a tuning run on another machine, with the code that builds this machine's own."""
 
 from __future__ import annotations
 
@@ -12,17 +12,24 @@ from autotune.core import AutotuneError
 
 
 def compile_unit(request: CompileRequest) -> CompileAnswer:
-    """Compile a unit on this machine. Whatever goes wrong is in the answer."""
+    """Compile a unit on this machine. Each error is in the answer.
+
+    A machine that cannot compile the unit answers as if its compiler was killed: that says nothing about the kernels.
+    """
     if request.protocol != PROTOCOL:
-        return CompileAnswer(request.key, None, f"the request has version {request.protocol}, and this host {PROTOCOL}")
+        return _refused(f"the request has version {request.protocol}, and this machine {PROTOCOL}")
     try:
         unit = request.unit()
         if unit.name != request.key:
-            return CompileAnswer(request.key, None, "this host has other sources, headers or compilers")
+            return _refused("this machine has other sources, headers or compilers")
         with closing(BuildBatch([unit], 1)) as batch:
             return CompileAnswer.of(_first(batch, request.seconds))
     except AutotuneError as error:
-        return CompileAnswer(request.key, None, str(error), killed=True)
+        return _refused(str(error))
+
+
+def _refused(reason: str) -> CompileAnswer:
+    return CompileAnswer(None, reason, killed=True)
 
 
 def _first(batch: BuildBatch, seconds: float) -> Built:

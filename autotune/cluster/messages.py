@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from autotune.codegen import Built, Unit
-from autotune.codegen.toolchain import for_target
+from autotune.codegen import Built, Unit, toolchain
 from autotune.core import ToolchainError, paths
 from autotune.families import Kernel
 from autotune.ir import Epilogue
@@ -50,7 +49,7 @@ class CompileRequest:
         """Return the unit, as the machine that received the request renders it."""
         return Unit(
             tuple(
-                Kernel(family, config, dtype, Epilogue.parse(epilogue), target, json.loads(config))
+                Kernel.of(family, json.loads(config), dtype, Epilogue.parse(epilogue), target)
                 for family, config, dtype, epilogue, target in self.kernels
             )
         )
@@ -61,31 +60,27 @@ class CompileAnswer:
     """The outcome of compiling a unit, as `Built` has it.
 
     Attributes:
-        key: The key of the request.
         binary: The binary; None if the unit did not compile.
         error: The compiler's first errors, or why the machine does not compile the unit.
         seconds: Time of the compilation; 0 if the machine had the binary.
         killed: The compiler was killed or got no memory, so nothing is known about the kernels.
-        host: Name of the machine.
     """
 
-    key: str
     binary: bytes | None
     error: str = ""
     seconds: float = 0.0
     killed: bool = False
-    host: str = ""
 
     @classmethod
     def of(cls, built: Built) -> CompileAnswer:
         """Return the answer for a unit that was built on this machine."""
         binary = built.path.read_bytes() if built.path else None
-        return cls(built.unit.name, binary, built.error, built.seconds, built.killed, platform.node())
+        return cls(binary, built.error, built.seconds, built.killed)
 
 
 @dataclass(frozen=True)
 class Versions:
-    """What must be the same on all machines of a run.
+    """The versions that all machines of a run must share.
 
     Attributes:
         protocol: Version of the messages.
@@ -120,7 +115,7 @@ def versions(target: str) -> Versions:
 
 def _compiler(target: str, prefers_nvcc: bool) -> str:
     try:
-        return " ".join(for_target(target, prefers_nvcc).key.split("\n"))
+        return " ".join(toolchain.for_target(target, prefers_nvcc).key.split("\n"))
     except ToolchainError as error:
         return str(error)
 

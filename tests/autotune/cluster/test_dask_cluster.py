@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import psutil
@@ -16,6 +17,8 @@ from dask_cluster import DaskProcesses, Proxy, wait_until
 from repository import ROOT
 
 from autotune.cluster import DaskCluster, connected, dask_cluster, remote_child
+from autotune.cluster.compile_service import compile_unit
+from autotune.cluster.messages import CompileRequest
 from autotune.codegen import Unit
 from autotune.codegen.build_queue import BuildQueue
 from autotune.core import Deadline, WorkerError
@@ -51,6 +54,14 @@ def units(kernel, count):
     ]
 
 
+def begun(cluster, wanted):
+    """A queue of units, some of which are not compiled yet, and the results of the others."""
+    queue, results = BuildQueue(1, cluster.start_batch), []
+    queue.add(wanted)
+    wait_until(lambda: results.extend(queue.finished()) or results)
+    return queue, results
+
+
 def built(queue, seconds=120.0):
     """Wait for all units of a queue; return their results."""
     found = []
@@ -81,6 +92,14 @@ def test_a_unit_is_compiled_on_a_worker_and_its_binary_lies_here(dask, generated
         assert all(result.seconds == 0 for result in built(again, 1.0))  # they are on this disk
 
 
+def test_a_machine_with_other_sources_says_nothing_about_the_kernels(generated, cpu_kernel):
+    (unit,) = units(cpu_kernel, 1)
+    request = CompileRequest.of(unit, 60.0)
+    for other, words in ((replace(request, key="x"), "other sources"), (replace(request, protocol=0), "version 0")):
+        answer = compile_unit(other)
+        assert answer.binary is None and answer.killed and words in answer.error
+
+
 def test_the_errors_of_a_compiler_come_back(dask, generated, cpu_kernel, tmp_path):
     compiler = tmp_path / "g++"
     version = 'case "$*" in *-dumpfullversion*) exec g++ "$@" ;; esac'
@@ -98,10 +117,7 @@ def test_units_of_a_killed_worker_are_compiled_by_another(dask, generated, cpu_k
     first = dask.start_worker("compile=1")
     with connected(dask.address) as cluster:
         wait_until(lambda: cluster.compilers == 1)
-        queue = BuildQueue(1, cluster.start_batch)
-        queue.add(units(cpu_kernel, 6))
-        results = []
-        wait_until(lambda: results.extend(queue.finished()) or results)
+        queue, results = begun(cluster, units(cpu_kernel, 6))
         dask.end(first)
         assert queue.pending
         dask.start_worker("compile=1")
@@ -128,10 +144,7 @@ def test_a_scheduler_that_is_started_again_gets_the_units_once_more(dask, genera
     dask.start_worker("compile=1")
     with connected(dask.address) as cluster:
         wait_until(lambda: cluster.compilers == 1)
-        queue = BuildQueue(1, cluster.start_batch)
-        queue.add(units(cpu_kernel, 4))
-        results = []
-        wait_until(lambda: results.extend(queue.finished()) or results)
+        queue, results = begun(cluster, units(cpu_kernel, 4))
         dask.end(dask.scheduler)
         dask.start_scheduler()
         dask.start_worker("compile=1")
@@ -145,10 +158,7 @@ def test_a_connection_that_is_cut_is_made_again(dask, generated, cpu_kernel):
         wait_until(lambda: direct.compilers == 1)
     port = int(dask.address.rpartition(":")[2])
     with Proxy(port) as proxy, connected(f"tcp://127.0.0.1:{proxy.port}") as cluster:
-        queue = BuildQueue(1, cluster.start_batch)
-        queue.add(units(cpu_kernel, 5))
-        results = []
-        wait_until(lambda: results.extend(queue.finished()) or results)
+        queue, results = begun(cluster, units(cpu_kernel, 5))
         assert proxy.cut() and queue.pending
         results += built(queue)
         assert len(results) == 5 and all(result.path for result in results)
