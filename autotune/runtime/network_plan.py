@@ -220,11 +220,14 @@ def activation_places(layers: Sequence[Layer], callers: Collection[str]) -> list
     """
     activations = _activations(layers, callers)
     arena = _arena(layers, activations)
-    users = {
-        name: [i for i, layer in enumerate(layers) if name in (*layer.reads, *layer.writes)] for name in activations
-    }
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for i, layer in enumerate(layers):
+        for name in (*layer.reads, *layer.writes):
+            first.setdefault(name, i)
+            last[name] = i
     return [
-        ActivationPlace(name, arena.offsets[name], operand.bytes, users[name][0], users[name][-1])
+        ActivationPlace(name, arena.offsets[name], operand.bytes, first[name], last[name])
         for name, operand in activations.items()
     ]
 
