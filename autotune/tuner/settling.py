@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 from autotune.core import Deadline
 from autotune.ir import Network
 from autotune.measure import Worker
 from autotune.tuner.background_pool import BackgroundPool
-from autotune.tuner.background_trials import BackgroundTrials
 from autotune.tuner.finals import Finals
 from autotune.tuner.network_tuner import tune_network_plan
 from autotune.tuner.progress import Progress
@@ -83,13 +81,11 @@ class Settling:
         executor, running = ThreadPoolExecutor(len(self.workers)), list[Future[None]]()
         try:
             for worker, share in zip(self.workers, shares, strict=True):
-                work: list[Callable[[Store], None]] = []
-                for i, network in enumerate(share):
+                beside: list[float] = []
+                for network in share:
                     self._tell(network, len(networks))
-                    seconds = self._finish_beside(network, until.share(COMPILING_SHARE / len(networks)))
-                    part = until.share(1 / (len(share) - i))
-                    work.append(partial(self._tune, worker=worker, network=network, until=part, beside_seconds=seconds))
-                running.append(executor.submit(self._in_order, work))
+                    beside.append(self._finish_beside(network, until.share(COMPILING_SHARE / len(networks))))
+                running.append(executor.submit(self._in_order, worker, share, beside, until))
             for future in futures.as_completed(running):
                 future.result()
         finally:
@@ -97,10 +93,13 @@ class Settling:
             stop_until_done(executor, running, self.workers if unfinished else [])
             self.breakdown.add({"time": time.perf_counter() - started})
 
-    def _in_order(self, work: Sequence[Callable[[Store], None]]) -> None:
+    def _in_order(
+        self, worker: Worker, networks: Sequence[Network], beside_seconds: Sequence[float], until: Deadline
+    ) -> None:
+        """Tune the plans of the networks of one device, which share the time."""
         with Store.create(self.store.where) as store:
-            for one in work:
-                one(store)
+            for i, network in enumerate(networks):
+                self._tune(store, worker, network, until.share(1 / (len(networks) - i)), beside_seconds[i])
 
     def _tune(self, store: Store, worker: Worker, network: Network, until: Deadline, beside_seconds: float) -> None:
         tune_network_plan(store, self.device, worker, network, until, self.descends, self.progress.note, beside_seconds)
@@ -122,7 +121,7 @@ class Settling:
         Returns:
             Seconds that its trials took.
         """
-        beside: BackgroundTrials | None = self.beside.trials(network)
+        beside = self.beside.trials(network)
         if beside is None:
             return 0.0
         if self._is_compiling(network):
