@@ -27,7 +27,7 @@ from tuning_db.snapshot import TABLES, Snapshot, comparable_rows, read
 from tuning_db.store import Store
 
 State = list[object]
-"""What `_state` returns."""
+"""Numbers of rows, newest ids and changeable columns of a database: equal states have equal content."""
 
 _COMPARED = [table for table in TABLES if table != "library"]
 """Tables that are compared. A database that lacks no kernel lacks no binary: where a kernel is in two binaries that are

@@ -35,7 +35,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """What kernels are compiled for and measured on, on this machine or on another.
+    """A kind of device for which kernels are compiled, and on which they are measured; it may be on another machine.
 
     Attributes:
         name: Name in databases (`device_name`).
@@ -75,11 +75,9 @@ def device_target(device: torch.device) -> str:
     return cpu_targets()[0]
 
 
-def device_arch(arch: Architecture, device: torch.device) -> Architecture:
-    """Return an architecture with the number of SMs of this GPU, which differs by more than 2x within one."""
-    if device.type != "cuda":
-        return arch
-    return replace(arch, processors=torch.cuda.get_device_properties(device).multi_processor_count)
+def device_arch(arch: Architecture, kind: DeviceKind) -> Architecture:
+    """Return an architecture with the number of SMs of a GPU, which differs by more than 2x within one."""
+    return replace(arch, processors=kind.processors) if kind.capability else arch
 
 
 def measure_device(device: torch.device) -> DeviceFacts:

@@ -1,6 +1,6 @@
 """Search: spaces of configs, studies of Optuna that choose what to try next, and the schedule that drives them."""
 
-from autotune.search.device_places import device_places
+from autotune.search.device_places import MIN_DEPTH, device_places
 from autotune.search.problem_similarity import problem_similarity
 from autotune.search.samplers import ANY_SAMPLER, DEFAULT_SAMPLER, SAMPLERS, KnownTimes, create_studies, sampler_choice
 from autotune.search.schedule import Bench, Schedule
@@ -14,6 +14,7 @@ __all__ = [
     "ANY_SAMPLER",
     "DEFAULT_SAMPLER",
     "MIN_CONFIGS",
+    "MIN_DEPTH",
     "SAMPLERS",
     "Bench",
     "ConfigTrace",

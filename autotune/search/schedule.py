@@ -5,6 +5,7 @@ The same loop drives a real device (autotune/tuner/tuner.py) and a recorded one 
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -143,19 +144,16 @@ class Schedule:
 
     def _next(self, queue: list[Kernel]) -> list[Kernel]:
         """Take the next kernels to measure: of the problems with the fewest results, in the order of the queue."""
-        results = {
-            problem: sum(study.num_observed for study in studies) for problem, studies in self._by_problem.items()
-        }
-
-        def known(place: int) -> int:
-            problem = self._asked_for.get(queue[place])  # nobody asked for a kernel that was built early
-            return results[problem] if problem else 0
-
-        order = sorted(range(len(queue)), key=known)[:MEASURE_BATCH]
+        order = heapq.nsmallest(MEASURE_BATCH, range(len(queue)), key=lambda place: self._num_results(queue[place]))
         batch = [queue[i] for i in order]
         for i in sorted(order, reverse=True):
             del queue[i]
         return batch
+
+    def _num_results(self, kernel: Kernel) -> int:
+        """Return the number of results of the problem for which a kernel was asked; 0 if it was built early."""
+        problem = self._asked_for.get(kernel)
+        return sum(study.num_observed for study in self._by_problem[problem]) if problem else 0
 
     def _compile(self) -> bool:
         """Ask for as many kernels as the compilers can start on; return whether any were wanted."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from autotune.families import Kernel
 from autotune.ir import Problem
 from autotune.measure import SLOW_FACTOR
-from autotune.search.device_places import device_places
+from autotune.search.device_places import MIN_DEPTH, device_places
 from autotune.search.samplers import create_studies
 from autotune.search.schedule import Schedule
 from autotune.search.study import SpaceStudy
@@ -26,9 +26,6 @@ from autotune.search.trace import ConfigTrace, TuneTrace
 
 MIN_CONFIGS = 8
 """Configs of a problem that may be tried, however small the share."""
-DEPTH = 3
-"""Kernels at a device: the one that is measured and two behind it. A single device tells a result before the next
-kernel is sent, so that a replay of one seed is always the same."""
 NOISE = 0.005
 """Standard deviation of the noise on a time that a study is told, relative to the time. Each seed has its own noise."""
 
@@ -146,7 +143,7 @@ class _SimulatedBench:
         self, trace: TuneTrace, studies: Sequence[SpaceStudy], seed: int, cores: int, budget: float, devices: int
     ) -> None:
         self.clock, self._budget, self._cores = 0.0, budget, cores
-        self._depth = DEPTH if devices > 1 else 1
+        self._depth = MIN_DEPTH if devices > 1 else 1  # of a single device, each result is told before the next trial
         self._places = device_places(dict.fromkeys((study.space.problem for study in studies), 1.0), devices)
         self._running: list[list[tuple[float, SpaceStudy, Kernel, ConfigTrace]]] = [[] for _ in range(devices)]
         self.search_seconds = 0.0

@@ -13,7 +13,7 @@ from autotune.core import WorkerError
 from autotune.ir import Problem
 from autotune.measure import Result, Worker
 from autotune.runtime import Candidate
-from autotune.search import device_places
+from autotune.search import MIN_DEPTH, device_places
 from autotune.tuner.progress import Progress
 from autotune.tuner.time_breakdown import TimeBreakdown
 from autotune.tuner.trial_queue import TrialQueue
@@ -21,8 +21,6 @@ from tuning_db import Store
 from tuning_db.schema import Device, KernelRow
 from tuning_db.store import CLAIMS
 
-MIN_DEPTH = 3
-"""Candidates at each of many devices: the one that is measured, and two behind it."""
 _POLL_SECONDS = 0.0005
 
 

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from autotune.core import Architecture, DeviceKind, LibraryError, architecture, cpu_targets, of_capability
+from autotune.core import Architecture, DeviceKind, LibraryError, architecture, cpu_targets, device_arch, of_capability
 from autotune.families import serving
 from autotune.ir import Network, Problem
 from autotune.libraries import inductor
@@ -84,7 +84,7 @@ class Bench:
             return cls(arch, cpu_targets()[0], "cpu", kind.name)
         if kind is None or (kind.capability or 0) < (arch.capability or 0):
             return cls(arch, f"sm_{arch.capability}", None, None)
-        return cls(replace(arch, processors=kind.processors), f"sm_{kind.capability}", device, kind.name)
+        return cls(device_arch(arch, kind), f"sm_{kind.capability}", device, kind.name)
 
     @classmethod
     def of_device(cls, device: torch.device) -> Bench:

@@ -84,11 +84,7 @@ class TrialQueue:
     def adopt(self, other: TrialQueue) -> None:
         """Take over the trials of a queue whose device is lost."""
         while other._sent:
-            trial, loaded = other._sent.popleft()
-            self.drain(self._depth - 1)
-            self.worker.send(trial.problem, loaded, self.best_us(trial.problem))
-            self._sent.append((trial, loaded))
-            self._breakdown.set_busy(device=True, place=self._place)
+            self._send(*other._sent.popleft())
         other._breakdown.set_busy(device=False, place=other._place)
 
     def submit(
@@ -123,11 +119,15 @@ class TrialQueue:
         for launch in left:
             with self._breakdown.charge("load"):
                 loaded = candidate(self._store, row, launch)
-            self.drain(self._depth - 1)
-            self.worker.send(problem, loaded, self.best_us(problem))
-            self._sent.append((trial, loaded))
-            self._breakdown.set_busy(device=True, place=self._place)
+            self._send(trial, loaded)
         return True
+
+    def _send(self, trial: _KernelTrial, loaded: Candidate) -> None:
+        """Send a candidate to the device, once there is room."""
+        self.drain(self._depth - 1)
+        self.worker.send(trial.problem, loaded, self.best_us(trial.problem))
+        self._sent.append((trial, loaded))
+        self._breakdown.set_busy(device=True, place=self._place)
 
     def drain(self, max_left: int = 0) -> bool:
         """Record results until at most `max_left` candidates are at the device; return whether there were any."""

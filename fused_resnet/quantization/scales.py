@@ -10,7 +10,7 @@ Scales = Mapping[str, float]
 """The real value of 1 in bytes, by the name of the activation (`activation`)."""
 
 Corrections = Mapping[str, Sequence[float]]
-"""What is added to the bias of a layer, by the layer's name: a real number for each output channel."""
+"""Name of a layer -> the numbers that are added to its bias, one for each output channel."""
 
 
 class CalibratedScales(dict[str, float]):

@@ -44,7 +44,7 @@ class DeviceGroup:
 
 @dataclass(frozen=True)
 class Machines:
-    """What a run works with.
+    """The compilers and the devices of a run.
 
     Attributes:
         groups: The devices by kind; at least one.

@@ -29,7 +29,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from autotune.core import AutotuneError, device_arch, of_target
+from autotune.core import AutotuneError, DeviceKind, device_arch, of_target
 from autotune.ir import parse
 from autotune.measure import Worker
 from autotune.runtime import candidate
@@ -91,7 +91,7 @@ def time_best_configs(recording: TuneTrace, store: Store, worker: Worker) -> Non
     """Build and time the best configs of each space of a recording."""
     spaces = list(map(best_configs, recording.spaces))
     options = TunerOptions(
-        arch=device_arch(of_target(recording.target), torch.device(DEVICE)),
+        arch=device_arch(of_target(recording.target), DeviceKind.of(torch.device(DEVICE))),
         target=recording.target,
         trials=0,
         jobs=len(os.sched_getaffinity(0)),

@@ -50,7 +50,7 @@ def tried(path):
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
-    """What a run on this machine alone tries."""
+    """The candidates of a run on this machine alone."""
     path = tmp_path_factory.mktemp("here") / "here.db"
     tune(path)
     return tried(path)
