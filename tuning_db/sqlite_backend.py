@@ -66,9 +66,17 @@ def engine_to_read(path: Path) -> sa.Engine:
         connection = connect(path)
         if version < SCHEMA_VERSION:
             shadow(connection, version)
+        connection.isolation_level = None  # SQLAlchemy's event begins transactions
         return connection
 
-    return sa.create_engine("sqlite://", creator=connected, poolclass=sa.NullPool)
+    engine = sa.create_engine("sqlite://", creator=connected, poolclass=sa.NullPool)
+
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        # Without it sqlite3 begins no transaction to read, and each query sees what was written since the last one.
+        connection.exec_driver_sql("BEGIN")
+
+    return engine
 
 
 def close_writer(engine: sa.Engine) -> None:

@@ -11,11 +11,13 @@ import zlib
 from contextlib import closing, contextmanager
 
 import pytest
+import sqlalchemy as sa
 from processes import HANG
 from repository import ROOT
 
 from tuning_db import DatabaseError, Store, ranking
 from tuning_db.location import APPLICATION_ID, SCHEMA_VERSION
+from tuning_db.schema import ProblemRow
 
 CONV = "conv2d n=1 h=4 w=4 c=8 k=8 r=1 s=1 stride=1,1 pad=0,0 dilation=1,1 groups=1 dtype=f32 epilogue=none"
 LIBRARY = {"kind": "shared_library", "target": "x86-64", "compiler": "c", "flags": "", "cutlass": "", "abi_version": 1}
@@ -83,6 +85,17 @@ def test_what_was_written_is_there_after_reopening(filled):
         assert kernel.library.digest == hashlib.sha256(b"binary" * 1000).hexdigest()
         assert store.kernels("sm_80") == [] and store.device("other") is None
         assert store.device("d").flops_per_us == 1.0
+
+
+def test_a_transaction_that_reads_sees_one_state(path):
+    """Rows that a writer adds between two queries may refer to rows that the first query did not see."""
+    with Store.create(path) as writer, Store.open(path) as reader:
+        writer.put_problem("conv2d one")
+        with reader.reading() as session:
+            assert [row.text for row in session.scalars(sa.select(ProblemRow))] == ["conv2d one"]
+            writer.put_problem("conv2d two")
+            assert session.scalar(sa.select(sa.func.count()).select_from(ProblemRow)) == 1
+        assert reader.problem_texts() == ["conv2d one", "conv2d two"]
 
 
 def test_another_program_reads_it_as_sqlite(filled):
