@@ -273,6 +273,11 @@ class Store:
             self._claims += 1
         return left
 
+    def num_abandoned_claims(self) -> int:
+        """Return the number of claims of processes that died during the trial; a claim of such a trial succeeds."""
+        claims = self._all(sa.select(Claim))
+        return sum(not process_id.is_alive(claim.owner, claim.since) for claim in claims)
+
     def _find_or_add(self, table: type[Row], key: dict[str, Any], values: dict[str, Any]) -> Row:
         with self.writing():
             return self._found_or_added(table, key, values)

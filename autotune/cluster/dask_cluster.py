@@ -21,7 +21,8 @@ from autotune.cluster.relay import Relay, device_kind
 from autotune.cluster.remote_batch import LATE_SECONDS, Pending, RemoteBatch
 from autotune.cluster.remote_child import RemoteChild
 from autotune.codegen import Batch, Unit
-from autotune.core import DeviceKind, LibraryError, WorkerError
+from autotune.core import DeviceKind, LibraryError, WorkerError, faults
+from autotune.core.faults import Fault
 
 COMPILE, MEASURE = "compile", "measure"
 """Resources of workers."""
@@ -44,10 +45,13 @@ class DaskCluster:
         # Place of a device -> its worker, the relay, and the future that keeps it alive.
         self._relays: dict[int, tuple[str, Any, object]] = {}
         self._silent: set[str] = set()  # workers that the scheduler has not missed yet
+        self._known: dict[str, dict[str, float]] = {}  # resources of the workers that were there at the last look
         self._client = self._connect()
 
     def close(self) -> None:
         """Leave the cluster; its workers drop what this run has given to them."""
+        with suppress(Exception):  # the scheduler may have gone
+            self._resources()  # which notices the workers that were lost at last
         self._relays.clear()
         self._client.close(timeout=2)
 
@@ -121,6 +125,8 @@ class DaskCluster:
         """Give up the worker of a device, which does not answer."""
         if known := self._relays.pop(place, None):
             self._silent.add(known[0])
+            with suppress(WorkerError):  # the scheduler may have gone, too
+                faults.record(Fault.MEASURE_WORKER_SILENT, known[0] in self._resources())
 
     # -- helpers ---------------------------------------------------------------------------------------------
 
@@ -139,7 +145,9 @@ class DaskCluster:
         """Return a client that is connected: a scheduler that was started again is connected to anew."""
         with self._lock:
             if self._client.status not in ("running", "connecting"):
+                faults.record(Fault.SCHEDULER_LOST)
                 self._relays.clear()
+                self._known.clear()
                 self._client = self._connect()
             return self._client
 
@@ -161,9 +169,16 @@ class DaskCluster:
         return results
 
     def _resources(self) -> dict[str, dict[str, float]]:
-        """Return the resources of each worker by its address."""
+        """Return the resources of each worker by its address, and record the workers that were lost since."""
         workers = self._connection().scheduler_info(n_workers=-1)["workers"]
-        return {address: worker.get("resources", {}) for address, worker in sorted(workers.items())}
+        found = {address: worker.get("resources", {}) for address, worker in sorted(workers.items())}
+        with self._lock:
+            lost = [resources for address, resources in self._known.items() if address not in found]
+            self._known = found
+        for resources in lost:
+            for resource, fault in ((COMPILE, Fault.COMPILE_WORKER_LOST), (MEASURE, Fault.MEASURE_WORKER_LOST)):
+                faults.record(fault, bool(resources.get(resource)))
+        return found
 
     def _hosts(self) -> list[str]:
         return [address for address, resources in self._resources().items() if resources.get(MEASURE)]

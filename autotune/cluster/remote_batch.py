@@ -13,7 +13,8 @@ from typing import Protocol
 
 from autotune.cluster.messages import CompileAnswer, CompileRequest
 from autotune.codegen import Built, Unit, link_latest, show_compilation
-from autotune.core import ToolchainError, paths
+from autotune.core import ToolchainError, faults, paths
+from autotune.core.faults import Fault
 
 UNIT_SECONDS = 900.0
 """Time limit of a unit's compilation, as that of a build on this machine."""
@@ -75,6 +76,7 @@ class RemoteBatch:
         self.pending = dict.fromkeys(units)
         self._submit, self._late_seconds = submit, late_seconds
         self._sent: dict[Unit, _Sent] = {}
+        self._was_cut_off = False
         for unit in units:
             if not unit.path.exists():
                 self._sent[unit] = _Sent()
@@ -91,7 +93,9 @@ class RemoteBatch:
         Raises:
             ToolchainError: A binary cannot be written.
         """
+        self._was_cut_off = False
         finished = [built for unit in list(self.pending) if (built := self._outcome(unit))]
+        faults.record(Fault.SCHEDULER_LOST, self._was_cut_off)  # once, however many units were there
         for built in finished:
             self._give_up(built.unit)
             del self.pending[built.unit]
@@ -124,9 +128,12 @@ class RemoteBatch:
                 raise
             except (Exception, CancelledError) as error:  # a transport's errors have no common base
                 sent.fault = f"{type(error).__name__}: {str(error).strip()[:200]}"
+                self._was_cut_off |= isinstance(error, CancelledError)
         if not sent.answers and sent.tries >= _MAX_TRIES:
             return Built(unit, None, f"the machines that compiled it were lost: {sent.fault}", killed=True)
-        is_late = time.monotonic() - sent.since > self._late_seconds and sent.tries < _MAX_TRIES
+        is_late = bool(sent.answers) and time.monotonic() - sent.since > self._late_seconds and sent.tries < _MAX_TRIES
+        if is_late:
+            faults.record(Fault.COMPILE_WORKER_SILENT)
         if not sent.answers or is_late:
             self._send(unit)
         return None

@@ -15,7 +15,8 @@ from typing import Protocol
 
 from autotune.codegen.build_folder import remove_stale
 from autotune.codegen.ninja_build import BuildBatch, Built, Unit, existing, renderable, units
-from autotune.core import ToolchainError
+from autotune.core import ToolchainError, faults
+from autotune.core.faults import Fault
 from autotune.families import Kernel
 
 POLL_SECONDS = 0.02
@@ -160,6 +161,8 @@ class BuildQueue:
         parts = [Unit((kernel,)) for kernel in built.unit.kernels]
         if built.path:
             return True
+        if built.killed:
+            faults.record(Fault.COMPILER_KILLED)
         if built.killed and not (attempt.again and attempt.jobs == 1):
             self._wait([built.unit], _Attempt(max(1, attempt.jobs // 2), again=True))
         elif len(parts) == 1:

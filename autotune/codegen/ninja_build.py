@@ -15,7 +15,7 @@ import shlex
 import shutil
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -176,6 +176,7 @@ class BuildBatch:
     Args:
         units: The units.
         jobs: Compilers that run at once.
+        cores: The cores that they may run on; none for all.
 
     Attributes:
         pending: Units that `finished` has not returned yet.
@@ -183,7 +184,7 @@ class BuildBatch:
             pending then, they have no result.
     """
 
-    def __init__(self, units: Sequence[Unit], jobs: int) -> None:
+    def __init__(self, units: Sequence[Unit], jobs: int, cores: Collection[int] = ()) -> None:
         self.pending = dict.fromkeys(units)
         self.ended: int | None = None
         self._process: ProcessTree | None = None
@@ -202,7 +203,7 @@ class BuildBatch:
             self.close()
             raise ToolchainError(f"cannot write kernels' sources to {paths.generated()}: {error.strerror}") from error
         ninja = [shutil.which("ninja") or _bundled_ninja(), "-C", str(self._folder.path), "-k", "0", "-j", str(jobs)]
-        self._process = ProcessTree(["nice", "-n", str(_NICENESS), *ninja], quiet=True)
+        self._process = ProcessTree(["nice", "-n", str(_NICENESS), *ninja], quiet=True, cores=cores)
 
     def finished(self) -> list[Built]:
         """Return the units that have ended since the last call; does not wait."""

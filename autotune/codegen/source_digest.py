@@ -42,17 +42,7 @@ def text_digest(text: str, folders: Sequence[Path]) -> str:
 
 def included_headers(text: str, folders: Sequence[Path]) -> list[Path]:
     """Return the headers below `folders` that a text includes, directly or not, in the order of first inclusion."""
-    found: dict[Path, None] = {}
-
-    def visit(names: Sequence[str], beside: Path | None) -> None:
-        for name in names:
-            path = _resolve(name, beside, tuple(folders))
-            if path and path not in found:
-                found[path] = None
-                visit(_header(path, tuple(folders))[1], path.parent)
-
-    visit(_include_names(strip_comments(text)), None)
-    return list(found)
+    return list(_included(tuple(_include_names(strip_comments(text))), tuple(folders)))
 
 
 def foreign_headers(text: str, folders: Sequence[Path]) -> frozenset[str]:
@@ -71,8 +61,8 @@ def strip_comments(text: str) -> str:
 
 def clear_cache() -> None:
     """Forget the headers that were read, because files have changed."""
-    _header.cache_clear()
-    _foreign.cache_clear()
+    for cached in (_header, _included, _foreign, _resolve):
+        cached.cache_clear()
 
 
 @cache
@@ -83,12 +73,25 @@ def _header(path: Path, folders: tuple[Path, ...]) -> tuple[str, list[str]]:
 
 
 @cache
-def _foreign(names: tuple[str, ...], folders: tuple[Path, ...]) -> frozenset[str]:
-    """Return which of the included names, and of those that their headers include, are not below `folders`.
+def _included(names: tuple[str, ...], folders: tuple[Path, ...]) -> tuple[Path, ...]:
+    """Return the headers below `folders` that these names and their headers include; those of a family are the same."""
+    found: dict[Path, None] = {}
 
-    The kernels of a family include the same headers, so this is found once for all of them.
-    """
-    own = included_headers("\n".join(f'#include "{name}"' for name in names), folders)
+    def visit(names: Sequence[str], beside: Path | None) -> None:
+        for name in names:
+            path = _resolve(name, beside, folders)
+            if path and path not in found:
+                found[path] = None
+                visit(_header(path, folders)[1], path.parent)
+
+    visit(names, None)
+    return tuple(found)
+
+
+@cache
+def _foreign(names: tuple[str, ...], folders: tuple[Path, ...]) -> frozenset[str]:
+    """Return which of the included names, and of those that their headers include, are not below `folders`."""
+    own = _included(names, folders)
     places = [(None, names), *((path.parent, _header(path, folders)[1]) for path in own)]
     return frozenset(name for beside, each in places for name in each if not _resolve(name, beside, folders))
 
@@ -108,6 +111,7 @@ def _include_names(text: str) -> list[str]:
     return [found["name"] for line in text.splitlines() if (found := _INCLUDE.match(line))]
 
 
+@cache
 def _resolve(name: str, beside: Path | None, folders: tuple[Path, ...]) -> Path | None:
     """Return the file that an include names, or None for a header from elsewhere."""
     places = (beside, *folders) if beside else folders

@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,6 +27,7 @@ class ProcessTree:
         quiet: Discard its standard output and error.
         pass_fds: File descriptors that it inherits.
         env: Its environment; None for that of this process.
+        cores: The cores that it may run on; none for those of this process.
     """
 
     def __init__(
@@ -36,10 +37,11 @@ class ProcessTree:
         quiet: bool = False,
         pass_fds: Sequence[int] = (),
         env: Mapping[str, str] | None = None,
+        cores: Collection[int] = (),
     ) -> None:
         output = subprocess.DEVNULL if quiet else None
         self._supervisor = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_MAIN), *command],
+            [sys.executable, "-I", "-S", str(_MAIN), ",".join(map(str, sorted(cores))), *command],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,

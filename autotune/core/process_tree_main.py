@@ -1,6 +1,7 @@
 """Runs a command and ends it, with every process below it, when the process that started this one has ended.
 
-Run as: python -I -S process_tree_main.py COMMAND... by process_tree.py. Standard input is a pipe whose other end only
+Run as: python -I -S process_tree_main.py CORES COMMAND... by process_tree.py; CORES are numbers with commas between
+them, or none for all that may be used. Standard input is a pipe whose other end only
 the starting process holds, so the kernel closes it however that process ends. PR_SET_PDEATHSIG alone would not do: it
 reaches direct children only, and fires already when the thread that started the child ends. As a subreaper this process
 becomes the parent of every orphan below it, so it finds them whatever process groups and sessions they make.
@@ -25,8 +26,10 @@ _KILL_SECONDS = 0.01  # interval at which the processes that are left are looked
 _STATE, _PARENT = 0, 1  # positions in /proc/PID/stat behind the command: fields 3 (state) and 4 (ppid)
 
 
-def main(command: list[str]) -> NoReturn:
+def main(cores: str, command: list[str]) -> NoReturn:
     """Run a command and exit as it does: with its exit code, or by its signal."""
+    if cores:
+        os.sched_setaffinity(0, map(int, cores.split(",")))
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _CAUGHT)
@@ -120,4 +123,4 @@ def _exit_as(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1], sys.argv[2:])

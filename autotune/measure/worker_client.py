@@ -15,7 +15,8 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any, Protocol
 
-from autotune.core import NEVER, Deadline, DeviceFacts, OutOfTimeError, WorkerError, timeline
+from autotune.core import NEVER, Deadline, DeviceFacts, OutOfTimeError, WorkerError, faults, timeline
+from autotune.core.faults import Fault
 from autotune.ir import Network, Problem
 from autotune.libraries import cudnn, inductor
 from autotune.measure.network_bench import LayerAssignment
@@ -103,6 +104,7 @@ class Worker:
         niceness: Niceness of the process above that of this one.
         lane: Lane of its requests in the trace of a run.
         child: Makes the process; one on this machine, unless the device is elsewhere.
+        cores: The cores that the process may run on; none for all.
     """
 
     def __init__(
@@ -115,10 +117,12 @@ class Worker:
         niceness: int = 0,
         lane: timeline.Lane = timeline.Lane.DEVICE,
         child: StartChild = ChildProcess,
+        cores: Sequence[int] = (),
     ) -> None:
         self._lane, self._child = lane, child
         self.device, self.deadline, self.timing, self.until = device, deadline, timing, until
-        self._process = child("autotune.measure.worker_main", [device, str(compilers), str(niceness)])
+        arguments = [device, str(compilers), str(niceness), ",".join(map(str, cores))]
+        self._process = child("autotune.measure.worker_main", arguments)
         self._sent: deque[TrialRequest] = deque()
         self._starting = Lock()
         self._was_killed = False  # the process, from outside, instead of the last answer
@@ -275,6 +279,8 @@ class Worker:
         message = self._receive(deadline)
         self._was_killed = isinstance(message, Ended) and message.killed
         if isinstance(message, Ended):  # only the time since this process waits for it is known
+            hung = Fault.CANDIDATE_HUNG if message.status == "timed_out" else Fault.CANDIDATE_CRASHED
+            faults.record(Fault.MEASURING_PROCESS_KILLED if message.killed else hung)
             reply = Reply(Result(message.status, message.reason), started, time.monotonic())
         else:
             reply = message

@@ -1,6 +1,7 @@
 """The measuring process: answers the requests of worker_client.
 
-Run as: python -m autotune.measure.worker_main FD DEVICE COMPILERS NICENESS.
+Run as: python -m autotune.measure.worker_main FD DEVICE COMPILERS NICENESS CORES. CORES are numbers with commas between
+them, or none for all cores.
 """
 
 from __future__ import annotations
@@ -156,8 +157,10 @@ def _open_gpu(device: torch.device) -> None:
 
 def main() -> None:
     """Run the process."""
-    descriptor, device_name, compilers, niceness = sys.argv[1:]
+    descriptor, device_name, compilers, niceness, cores = sys.argv[1:]
     os.nice(int(niceness))
+    if cores:
+        os.sched_setaffinity(0, map(int, cores.split(",")))
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = compilers
     device = torch.device(device_name)
     if device.type == "cuda":

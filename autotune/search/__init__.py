@@ -5,7 +5,7 @@ from autotune.search.problem_similarity import problem_similarity
 from autotune.search.samplers import ANY_SAMPLER, DEFAULT_SAMPLER, SAMPLERS, KnownTimes, create_studies, sampler_choice
 from autotune.search.schedule import Bench, Schedule
 from autotune.search.simulator import MIN_CONFIGS, Replay, ReplayPoint, replay
-from autotune.search.space import Space, spread
+from autotune.search.space import KernelGroup, Space, kernel_group, spread
 from autotune.search.study import SpaceStudy, ended_trial
 from autotune.search.trace import ConfigTrace, SpaceTrace, TuneTrace, trace_of
 from autotune.search.transfer_sampler import TransferSampler
@@ -18,6 +18,7 @@ __all__ = [
     "SAMPLERS",
     "Bench",
     "ConfigTrace",
+    "KernelGroup",
     "KnownTimes",
     "Replay",
     "ReplayPoint",
@@ -30,6 +31,7 @@ __all__ = [
     "create_studies",
     "device_places",
     "ended_trial",
+    "kernel_group",
     "problem_similarity",
     "replay",
     "sampler_choice",

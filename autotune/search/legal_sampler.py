@@ -41,16 +41,21 @@ class LegalSampler(BaseSampler):
     Attributes:
         space: The legal configs.
         trial_seconds: Cost of a trial; a second for each config, unless the caller knows better.
-        free: Indices of the configs that no trial has, in ascending order of the predicted cost.
+        is_free: Whether no trial has a config, for each config in ascending order of the predicted cost.
     """
 
     def __init__(self, space: Space) -> None:
         self.space = space
         self.trial_seconds: TrialSeconds = lambda _: 1.0
-        self.free: dict[int, None] = dict.fromkeys(range(len(space.configs)))
+        self.is_free = np.ones(len(space.configs), dtype=bool)
         self._num_read = 0
         self._incomplete: list[int] = []  # numbers of trials whose parameters are not all chosen yet
         self._running: dict[int, int] = {}  # number of a trial -> index of its config
+
+    @property
+    def free(self) -> NDArray[np.int64]:
+        """The indices of the configs that no trial has, in ascending order of the predicted cost."""
+        return np.flatnonzero(self.is_free)
 
     @abstractmethod
     def choose(self, study: Study, trial: FrozenTrial) -> int:
@@ -59,7 +64,7 @@ class LegalSampler(BaseSampler):
     def wants_trial(self, study: Study) -> bool:
         """Return whether another trial is worth its time: here, whether a config is free."""
         self.read(study)
-        return bool(self.free)
+        return bool(self.is_free.any())
 
     def observe(self, i: int, value: float) -> None:
         """Learn that config i reached an objective of `value`; it may be told several times."""
@@ -77,7 +82,7 @@ class LegalSampler(BaseSampler):
                 if not trial.state.is_finished():
                     self._incomplete.append(number)
                 continue
-            self.free.pop(i, None)
+            self.is_free[i] = False
             if trial.state == TrialState.RUNNING:
                 self._running[number] = i
             elif trial.state in TIMED and trial.values is not None and len(trial.values) == 1:
@@ -100,7 +105,7 @@ class LegalSampler(BaseSampler):
             RuntimeError: All configs have trials.
         """
         self.read(study)
-        if not self.free:
+        if not self.is_free.any():
             raise RuntimeError(f"all {len(self.space.configs)} legal configs have trials")
         return dict(self.space.configs[self.choose(study, trial)])
 
@@ -122,7 +127,7 @@ class CostModelSampler(LegalSampler):
 
     def choose(self, study: Study, trial: FrozenTrial) -> int:
         """Return the free config with the lowest predicted cost."""
-        return next(iter(self.free))
+        return int(self.is_free.argmax())
 
 
 class NearestSampler(LegalSampler):
@@ -142,7 +147,7 @@ class NearestSampler(LegalSampler):
     def choose(self, study: Study, trial: FrozenTrial) -> int:
         """Return the free config nearest to the proposal; of several, the one with the lowest predicted cost."""
         wanted = self._point(self._proposal(study, trial))
-        free = np.fromiter(self.free, dtype=int)
+        free = self.free
         return int(free[np.abs(self._points[free] - wanted).sum(1).argmin()])
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:

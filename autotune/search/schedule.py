@@ -5,7 +5,6 @@ The same loop drives a real device (autotune/tuner/tuner.py) and a recorded one 
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,9 +20,9 @@ MEASURE_BATCH = 4
 """Kernels that are measured before idle compilers are given new work."""
 PREFETCH = 32
 """No more configs are asked for while this many compiled kernels wait to be measured on each device."""
-COMPILING_PER_DEVICE = 24
+COMPILING_PER_DEVICE = 16
 """Most translation units that are compiled at a time for each device. With more the device gets kernels faster than it
-times them, and in the order in which they were asked for. In replays 20 to 32 were best, 48 and no limit worse."""
+times them. In replays 16 was best, 20 and 24 were worse (docs/experiments/cluster-scaling.md)."""
 ASK_BATCH = 4
 """Configs per `ask()`; a call takes milliseconds."""
 WARM_START_BATCH = 2
@@ -51,6 +50,12 @@ class Bench(Protocol):
 
     def devices(self) -> int:
         """Return the number of devices that measure at a time."""
+
+    def place(self, problem: Problem) -> int:
+        """Return the number of the device that measures a problem."""
+
+    def rooms(self) -> Sequence[int]:
+        """Return how many candidates each device takes without a wait."""
 
     def exists(self, kernel: Kernel) -> bool:
         """Return whether a kernel is compiled, or is being compiled."""
@@ -110,8 +115,10 @@ class Schedule:
         for study in self._turns:
             self._by_problem.setdefault(study.space.problem, []).append(study)
         self._bench, self._target, self._max_trials = bench, target, max_trials
-        self._kernels: dict[tuple[int, int], Kernel] = {}
-        self._asked_for: dict[Kernel, Problem] = {}
+        # Studies of one family, dtype and epilogue share their kernels, by the id of the config.
+        shared: dict[tuple[object, ...], dict[int, Kernel]] = {}
+        self._kernels = {study: shared.setdefault(study.space.kernel_group, {}) for study in self._turns}
+        self._asked_for: dict[Kernel, tuple[Problem, int]] = {}  # -> the problem, and the config's rank for it
         for study in self._turns:
             study.sampler.trial_seconds = partial(self._trial_seconds, study)
         self._all_rest = False
@@ -143,17 +150,40 @@ class Schedule:
         self._bench.finish()
 
     def _next(self, queue: list[Kernel]) -> list[Kernel]:
-        """Take the next kernels to measure: of the problems with the fewest results, in the order of the queue."""
-        order = heapq.nsmallest(MEASURE_BATCH, range(len(queue)), key=lambda place: self._num_results(queue[place]))
-        batch = [queue[i] for i in order]
-        for i in sorted(order, reverse=True):
+        """Take the next kernels to measure: of the problems with the fewest results, the lowest predicted cost first.
+
+        Of several devices, those with room get kernels. If none has room, the next kernel waits for its own device.
+        """
+        order = sorted(range(len(queue)), key=lambda i: self._urgency(queue[i]))
+        taken = order[:MEASURE_BATCH] if self._bench.devices() == 1 else self._with_room(queue, order) or order[:1]
+        batch = [queue[i] for i in taken]
+        for i in sorted(taken, reverse=True):
             del queue[i]
         return batch
 
-    def _num_results(self, kernel: Kernel) -> int:
-        """Return the number of results of the problem for which a kernel was asked; 0 if it was built early."""
-        problem = self._asked_for.get(kernel)
-        return sum(study.num_observed for study in self._by_problem[problem]) if problem else 0
+    def _with_room(self, queue: Sequence[Kernel], order: Sequence[int]) -> list[int]:
+        """Return the places of the next kernels in the queue whose devices take them without a wait."""
+        rooms, taken = list(self._bench.rooms()), list[int]()
+        for i in order:
+            device = self._device(queue[i])
+            if rooms[device] and len(taken) < MEASURE_BATCH:
+                rooms[device] -= 1
+                taken.append(i)
+        return taken
+
+    def _device(self, kernel: Kernel) -> int:
+        """Return the device of the problem for which a kernel was asked; the first one if it was built early."""
+        return self._bench.place(self._asked_for[kernel][0]) if kernel in self._asked_for else 0
+
+    def _urgency(self, kernel: Kernel) -> tuple[int, int]:
+        """Return the number of results of the problem for which a kernel was asked, and the rank of its cost there.
+
+        Both are 0 if the kernel was built early.
+        """
+        if kernel not in self._asked_for:
+            return 0, 0
+        problem, rank = self._asked_for[kernel]
+        return sum(study.num_observed for study in self._by_problem[problem]), rank
 
     def _compile(self) -> bool:
         """Ask for as many kernels as the compilers can start on; return whether any were wanted."""
@@ -214,8 +244,8 @@ class Schedule:
             configs = study.ask(count)
             told |= {"configs": len(configs), "observed": study.num_observed, "free": study.total - study.num_started}
         kernels = [self._kernel(study, config) for config in configs]
-        for kernel in kernels:
-            self._asked_for.setdefault(kernel, space.problem)
+        for kernel, config in zip(kernels, configs, strict=True):
+            self._asked_for.setdefault(kernel, (space.problem, space.index_of(config) or 0))
         return kernels
 
     def _trial_seconds(self, study: SpaceStudy, config: Config) -> float:
@@ -226,7 +256,7 @@ class Schedule:
 
         Kernels are cached, since a study asks for the cost of the same configs many times.
         """
-        key = id(study), id(config)
-        if key not in self._kernels:
-            self._kernels[key] = study.space.kernel(config, self._target)
-        return self._kernels[key]
+        known = self._kernels[study]
+        if id(config) not in known:
+            known[id(config)] = study.space.kernel(config, self._target)
+        return known[id(config)]

@@ -172,6 +172,12 @@ class _SimulatedBench:
     def devices(self) -> int:
         return len(self._running)
 
+    def place(self, problem: Problem) -> int:
+        return self._places[problem]
+
+    def rooms(self) -> list[int]:
+        return [max(0, self._depth - len(running)) for running in self._running]
+
     def exists(self, kernel: Kernel) -> bool:
         return kernel in self._known
 

@@ -6,11 +6,16 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
+import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
 from autotune.families import Config, Kernel, Value
-from autotune.ir import Problem
+from autotune.ir import Epilogue, Problem
+
+KernelGroup = tuple[str, str, Epilogue]
+"""Family, dtype and epilogue: what spaces share that have kernels in common."""
 
 
 @dataclass(frozen=True)
@@ -69,20 +74,60 @@ class Space:
 
     def index_of(self, config: Mapping[str, object]) -> int | None:
         """Return the index of a config; None for one that is not in the space or lacks a parameter."""
-        return self._index.get(tuple(config.get(name, "") for name in self.distributions))
+        return self._index.find(config)
 
     @cached_property
-    def _index(self) -> dict[tuple[object, ...], int]:
-        return {tuple(config[name] for name in self.distributions): i for i, config in enumerate(self.configs)}
+    def _index(self) -> _ConfigIndex:
+        return _ConfigIndex(self.configs)
 
     def kernel(self, config: Config, target: str) -> Kernel:
         """Return the kernel of a config for this problem's dtype and epilogue."""
         return Kernel.of(self.family, config, self.problem.dtype, self.problem.epilogue, target)
 
+    @property
+    def kernel_group(self) -> KernelGroup:
+        """The family, dtype and epilogue of its kernels."""
+        return self.family, self.problem.dtype, self.problem.epilogue
+
     def contains(self, kernel: Kernel) -> bool:
         """Return whether a kernel has this space's family, dtype and epilogue."""
-        mine = (self.family, self.problem.dtype, self.problem.epilogue)
-        return (kernel.family, kernel.dtype, kernel.epilogue) == mine
+        return kernel_group(kernel) == self.kernel_group
+
+
+_KEY_BYTES = 2  # for a value's number
+
+
+class _ConfigIndex:
+    """Finds configs by their values, in a few bytes for each config: a large run has millions of them."""
+
+    def __init__(self, configs: Sequence[Config]) -> None:
+        names = configs[0] if configs else ()
+        self._numbers = {
+            name: {value: number for number, value in enumerate(dict.fromkeys(config[name] for config in configs), 1)}
+            for name in names
+        }
+        keys = np.array([self._key(config) for config in configs], dtype=f"S{max(1, _KEY_BYTES * len(self._numbers))}")
+        self._order = np.argsort(keys, kind="stable").astype(np.int32)
+        self._keys = keys[self._order]
+
+    def find(self, config: Mapping[str, object]) -> int | None:
+        """Return the index of a config; None if there is none with these values."""
+        key = self._key(config)
+        place = int(np.searchsorted(self._keys, np.bytes_(key))) if key is not None else len(self._keys)
+        found = place < len(self._keys) and self._keys[place] == key
+        return int(self._order[place]) if found else None
+
+    def _key(self, config: Mapping[str, object]) -> bytes | None:
+        """Return the numbers of a config's values, as numpy keeps bytes; None if a value occurs in no config."""
+        numbers = [known.get(config.get(name, "")) for name, known in self._numbers.items()]  # type: ignore[call-overload]
+        if None in numbers:
+            return None
+        return b"".join(number.to_bytes(_KEY_BYTES, "big") for number in numbers).rstrip(b"\0")
+
+
+def kernel_group(kernel: Kernel) -> KernelGroup:
+    """Return the group of a kernel."""
+    return kernel.family, kernel.dtype, kernel.epilogue
 
 
 def spread(space: Space, count: int) -> list[int]:
@@ -90,16 +135,15 @@ def spread(space: Space, count: int) -> list[int]:
 
     A config that differs from a better one in a single parameter is skipped, unless too few others remain.
     """
-    keys = [tuple(config.values()) for config in space.configs]
-    chosen: list[int] = []
-    for i, key in enumerate(keys):
+    chosen: dict[int, tuple[Value, ...]] = {}
+    for i, config in enumerate(space.configs):
         if len(chosen) == count:
             break
-        if all(sum(a != b for a, b in zip(key, keys[other], strict=True)) > 1 for other in chosen):
-            chosen.append(i)
-    taken = set(chosen)
-    rest = (i for i in range(len(keys)) if i not in taken)
-    return chosen + [i for i, _ in zip(rest, range(count - len(chosen)), strict=False)]
+        values = tuple(config.values())
+        if all(sum(a != b for a, b in zip(values, other, strict=True)) > 1 for other in chosen.values()):
+            chosen[i] = values
+    rest = (i for i in range(len(space.configs)) if i not in chosen)
+    return [*chosen, *islice(rest, count - len(chosen))]
 
 
 def _distribution(values: Collection[Value]) -> BaseDistribution:

@@ -58,7 +58,7 @@ class TransferHistory:
     def __init__(self, spaces: Sequence[Space]) -> None:
         self._spaces = tuple(spaces)  # keeps their ids in use
         self._index = {id(space): i for i, space in enumerate(spaces)}
-        self._points = _config_points(spaces)
+        self._points, self._point_of = _config_points(spaces)
         self._square_norms = (self._points**2).sum(1)
         self._log_prior = np.concatenate([_log_prior(space) for space in spaces])
         self._starts = np.cumsum([0, *(len(space.configs) for space in spaces)])
@@ -132,8 +132,9 @@ class TransferHistory:
 
     def _covariance(self, a: Indices, b: Indices) -> Matrix:
         """Return the prior covariances of the configs with these numbers; see the formula at the top of this file."""
+        at, bt = self._point_of[a], self._point_of[b]
         square_distance = (
-            self._square_norms[a][:, None] + self._square_norms[b][None] - 2 * self._points[a] @ (self._points[b].T)
+            self._square_norms[at][:, None] + self._square_norms[bt][None] - 2 * self._points[at] @ self._points[bt].T
         )
         within_problem = np.exp(square_distance.clip(0) / -_CONFIG_LENGTH) * _CONFIG_VARIANCE
         within_problem += _SLOPE_VARIANCE * np.outer(self._log_prior[a], self._log_prior[b])
@@ -143,14 +144,23 @@ class TransferHistory:
         return covariance
 
 
-def _config_points(spaces: Sequence[Space]) -> Matrix:
-    """Return the configs of all spaces as points of a Euclidean space, a row each.
+def _config_points(spaces: Sequence[Space]) -> tuple[Matrix, Indices]:
+    """Return the configs as points of a Euclidean space, and the number of each config's point.
+
+    Spaces share most of their configs, so there are far fewer points, one a row, than configs.
 
     The squared distance of two points is the sum of their distances along all parameters. Neighbouring numbers are 1
     apart, or less where a parameter has more than three values, so that its ends are at most 2 apart. Two words are 1
     apart.
     """
-    varying = axes([config for space in spaces for config in space.configs])
+    numbers: dict[tuple[object, ...], int] = {}
+    distinct: list[Config] = []
+    point_of = np.empty(sum(len(space.configs) for space in spaces), dtype=np.int64)
+    for i, config in enumerate(config for space in spaces for config in space.configs):
+        point_of[i] = numbers.setdefault(tuple(config.values()), len(distinct))
+        if len(numbers) > len(distinct):
+            distinct.append(config)
+    varying = axes(distinct)
     codes_of = {}
     for name, values in varying.items():
         if isinstance(values[0], str):
@@ -163,7 +173,7 @@ def _config_points(spaces: Sequence[Space]) -> Matrix:
     def point(config: Config) -> Vector:
         return np.concatenate([[0.0], *(codes[config[name]] for name, codes in codes_of.items())])
 
-    return np.array([point(config) for space in spaces for config in space.configs], ndmin=2)
+    return np.array([point(config) for config in distinct], ndmin=2), point_of
 
 
 def _log_prior(space: Space) -> Vector:

@@ -8,10 +8,10 @@ share a `TransferHistory`, and those of one problem a `FamilyRace`.
 from __future__ import annotations
 
 import math
-from collections.abc import Container
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 from optuna import Study
 from optuna.distributions import BaseDistribution
 from optuna.study import StudyDirection
@@ -22,6 +22,8 @@ from autotune.search.gaussian_process import Posterior, Vector
 from autotune.search.legal_sampler import LegalSampler
 from autotune.search.space import Space
 from autotune.search.transfer_history import Indices, TransferHistory
+
+Flags = NDArray[np.bool_]
 
 WARM_START = 6
 """Number of configs with low predicted costs that are tried before the model is used."""
@@ -70,7 +72,7 @@ class _Candidates:
     improvement: Vector
     seconds: Vector | None = None
 
-    def are_current(self, num_observed: int, pending: list[int], free: Container[int]) -> bool:
+    def are_current(self, num_observed: int, pending: list[int], is_free: Flags) -> bool:
         """Return whether the posterior can be conditioned on all that is pending, and some candidate is free.
 
         It cannot if a trial has ended, or one of a config outside the candidates was started.
@@ -81,15 +83,15 @@ class _Candidates:
             num_observed == self.num_observed
             and pending == [*self.pending, *started]
             and all(i in configs for i in started)
-            and any(i in free for i in configs)
+            and bool(is_free[self.configs].any())
         )
 
-    def evaluate(self, pending: list[int], free: Container[int], best: float) -> None:
+    def evaluate(self, pending: list[int], is_free: Flags, best: float) -> None:
         """Condition on trials that were started, and compute the expected improvements of what is free.
 
         Args:
             pending: Indices of all configs of running trials.
-            free: Indices of the configs without a trial.
+            is_free: Whether a config has no trial, for each config of the space.
             best: Lowest log time of the problem.
         """
         configs = self.configs.tolist()
@@ -97,7 +99,7 @@ class _Candidates:
             self.posterior.condition_on_pending(configs.index(i))
         self.pending = pending
         improvement = expected_improvement(best - self.posterior.mean, self.posterior.deviation)
-        self.improvement = np.where([i in free for i in configs], improvement, -1.0)
+        self.improvement = np.where(is_free[self.configs], improvement, -1.0)
 
 
 class TransferSampler(LegalSampler):
@@ -167,7 +169,7 @@ class TransferSampler(LegalSampler):
     def choose(self, study: Study, trial: FrozenTrial) -> int:
         """Return the config of the largest expected improvement per second; by the prior if all trials failed."""
         if not self._history.num_observed:
-            return next(iter(self.free))
+            return int(self.is_free.argmax())
         candidates = self._evaluate()
         if candidates.seconds is None:
             candidates.seconds = np.array([self.trial_seconds(self.space.configs[i]) for i in candidates.configs])
@@ -179,14 +181,14 @@ class TransferSampler(LegalSampler):
         Between two observations the posterior is kept: another trial that runs only shrinks its covariance.
         """
         found, pending = self._candidates, self.pending()
-        if found is None or not found.are_current(self._history.num_observed, pending, self.free):
-            configs, posterior = self._history.posterior(self.space, np.fromiter(self.free, dtype=int), pending)
+        if found is None or not found.are_current(self._history.num_observed, pending, self.is_free):
+            configs, posterior = self._history.posterior(self.space, self.free, pending)
             found = _Candidates(self._history.num_observed, configs, posterior, pending, np.zeros(len(configs)))
             self._candidates = found
         best = self._race.best
         if not self._history.has_observations(self.space):
             best = min(best, found.posterior.mean.min())
-        found.evaluate(pending, self.free, best)
+        found.evaluate(pending, self.is_free, best)
         return found
 
     def _expect(self, improvement: float) -> None:

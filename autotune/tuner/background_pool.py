@@ -101,6 +101,8 @@ class BackgroundPool:
 
     def _start(self, worker: Worker, key: str, problems: Iterable[Problem]) -> None:
         options, version, networks = self._options, self._device.details["torch"], self._networks
+        if not (networks or options.inductor):
+            return
         work = [
             (problem, row)
             for problem in sorted(problems, key=lambda problem: not is_whole(problem, networks))

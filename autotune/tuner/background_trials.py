@@ -18,7 +18,7 @@ from autotune.measure import Worker
 from autotune.tuner.progress import Progress
 from autotune.tuner.threads import stop_until_done
 from autotune.tuner.time_breakdown import TimeBreakdown
-from autotune.tuner.trial_queue import TrialQueue
+from autotune.tuner.trial_queue import TrialQueue, WantedTrial
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow
 
@@ -99,7 +99,7 @@ class BackgroundTrials:
         if self.num_tried > tried:
             self.seconds = time.monotonic() - self._begun
         while self._work and self._trials.num_sent < AT_ONCE:
-            self._trials.submit(*self._work.popleft(), [{}])
+            self._trials.submit(WantedTrial(*self._work.popleft()))
 
     def wait(self, until: Deadline) -> None:
         """Wait for the end of all trials, but no longer than until a deadline; raises as `advance` does."""

@@ -7,21 +7,25 @@ are spread over the devices by their weights. If a device is lost, the others ta
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 
-from autotune.core import WorkerError
+from autotune.core import WorkerError, faults
+from autotune.core.faults import Fault
 from autotune.ir import Problem
 from autotune.measure import Result, Worker
 from autotune.runtime import Candidate
 from autotune.search import MIN_DEPTH, device_places
 from autotune.tuner.progress import Progress
 from autotune.tuner.time_breakdown import TimeBreakdown
-from autotune.tuner.trial_queue import TrialQueue
+from autotune.tuner.trial_queue import TrialQueue, WantedTrial
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow
 from tuning_db.store import CLAIMS
 
-_POLL_SECONDS = 0.0005
+MAX_WAITING = 4
+"""Trials for each of several devices that may wait for room at theirs."""
+_POLL_SECONDS = 0.002
 
 
 class DeviceQueues:
@@ -51,6 +55,7 @@ class DeviceQueues:
         ]
         self._weights, self._progress = dict(weights), progress
         self._places = device_places(self._weights, len(self._queues))
+        self._waiting: dict[TrialQueue, deque[WantedTrial]] = {queue: deque() for queue in self._queues}
 
     @property
     def workers(self) -> list[Worker]:
@@ -61,30 +66,33 @@ class DeviceQueues:
         """Return the measuring process of a problem's device."""
         return self._of(problem).worker
 
-    def submit(
-        self,
-        problem: Problem,
-        row: KernelRow,
-        launches: Sequence[Mapping[str, int]],
-        take_build_seconds: Callable[[], Mapping[str, float]] = dict,
-        on_done: Callable[[list[Result]], None] = lambda _: None,
-    ) -> bool:
-        """Try a kernel on a problem, as TrialQueue.submit does, on the problem's device."""
-        while True:
-            queue = self._of(problem)
-            if len(self._queues) > 1 and queue.is_full:
-                self._collect()
-                continue
-            try:
-                return queue.submit(problem, row, launches, take_build_seconds, on_done)
-            except WorkerError as error:
-                self._lose(queue, error)
+    def place(self, problem: Problem) -> int:
+        """Return the number of a problem's device among those that are not lost."""
+        return self._places.get(problem, 0)
+
+    def rooms(self) -> list[int]:
+        """Return how many candidates each device takes now; results that have come back make room."""
+        self._advance()
+        return [queue.room for queue in self._queues]
+
+    def submit(self, wanted: WantedTrial) -> None:
+        """Try a kernel on a problem, as TrialQueue.submit does, on the problem's device.
+
+        With several devices some trials wait here for theirs, so that the others have work.
+        """
+        if len(self._queues) == 1 and not self._num_waiting:
+            self._queues[0].submit(wanted)
+            return
+        self._waiting[self._of(wanted.problem)].append(wanted)
+        self._advance()
+        while self._num_waiting > MAX_WAITING * len(self._queues):
+            self._wait()
 
     def drain(self) -> bool:
         """Record all results; return whether there were any."""
-        waited = any(queue.num_sent for queue in self._queues)
-        while len(self._queues) > 1 and any(queue.num_sent for queue in self._queues):
-            self._collect()
+        waited = self._num_pending > 0
+        while self._num_waiting or (len(self._queues) > 1 and self._num_pending):
+            self._wait()
         self._queues[0].drain()
         return waited
 
@@ -96,19 +104,36 @@ class DeviceQueues:
         """Return the best time of a problem as far as this process knows."""
         return self._of(problem).best_us(problem)
 
-    def _of(self, problem: Problem) -> TrialQueue:
-        return self._queues[self._places.get(problem, 0)]
+    @property
+    def _num_waiting(self) -> int:
+        return sum(map(len, self._waiting.values()))
 
-    def _collect(self) -> None:
-        """Record the results that have come back from any device; wait a moment if there are none."""
-        before = sum(queue.num_sent for queue in self._queues)
+    @property
+    def _num_pending(self) -> int:
+        """Number of trials that wait, and of candidates at the devices."""
+        return self._num_waiting + sum(queue.num_sent for queue in self._queues)
+
+    def _of(self, problem: Problem) -> TrialQueue:
+        return self._queues[self.place(problem)]
+
+    def _wait(self) -> None:
+        """Do what `_advance` does; wait a moment if there was nothing to do."""
+        before = self._num_pending
+        self._advance()
+        if self._num_pending == before:
+            time.sleep(_POLL_SECONDS)
+
+    def _advance(self) -> None:
+        """Record the results that have come back from any device, and send what devices have room for."""
         for queue in list(self._queues):
             try:
                 queue.collect()
+                waiting = self._waiting[queue]
+                while waiting and queue.room:
+                    queue.submit(waiting[0])
+                    waiting.popleft()
             except WorkerError as error:
                 self._lose(queue, error)
-        if sum(queue.num_sent for queue in self._queues) == before:
-            time.sleep(_POLL_SECONDS)
 
     def _lose(self, lost: TrialQueue, error: WorkerError) -> None:
         """Spread the problems over the devices that are left, one of which takes over the trials of the lost one.
@@ -118,7 +143,10 @@ class DeviceQueues:
         """
         if len(self._queues) == 1:
             raise error
+        faults.record(Fault.DEVICE_LOST)
         self._progress.note(f"a device is lost, and the others take over its problems: {error}")
         self._queues.remove(lost)
         self._places = device_places(self._weights, len(self._queues))
+        for wanted in self._waiting.pop(lost):
+            self._waiting[self._of(wanted.problem)].append(wanted)
         min(self._queues, key=lambda queue: queue.num_sent).adopt(lost)

@@ -11,10 +11,20 @@ from typing import Any
 
 from autotune.codegen import kernels_per_unit
 from autotune.core import NEVER, AutotuneError, Deadline, ceil_div, timeline
-from autotune.families import AnyFamily, Config, Kernel, families, family, serving
+from autotune.families import AnyFamily, Config, Kernel, Value, families, family, serving
 from autotune.ir import Problem, parse
 from autotune.measure import Result, is_pruned
-from autotune.search import KnownTimes, Space, SpaceStudy, create_studies, problem_similarity, sampler_choice, spread
+from autotune.search import (
+    KernelGroup,
+    KnownTimes,
+    Space,
+    SpaceStudy,
+    create_studies,
+    kernel_group,
+    problem_similarity,
+    sampler_choice,
+    spread,
+)
 from autotune.tuner.foreign_kernels import ForeignKernels, kernel_of
 from autotune.tuner.kernel_builder import KernelBuilder
 from autotune.tuner.objectives import objective_value
@@ -70,7 +80,9 @@ class StudyManager:
         self._foreign = foreign
         self._others: dict[Problem, _Ranking] = {}
         self.studies: list[SpaceStudy] = []
+        self._by_group: dict[KernelGroup, list[SpaceStudy]] = {}
         self._enumerated: list[Space] = []
+        self._configs: dict[tuple[Value, ...], Config] = {}
 
     def enumerate(self, search: Deadline = NEVER) -> None:
         """Enumerate the spaces to search; a thread of its own may do that.
@@ -109,11 +121,17 @@ class StudyManager:
         self._others = {} if self._given_spaces is not None else self._other_problems()
         others = list(self._other_spaces({space.family for space in spaces}))
         self.studies = create_studies(options.sampler, spaces, options.seed, options.gain, others)
+        for study in self.studies:
+            self._by_group.setdefault(study.space.kernel_group, []).append(study)
 
     @property
     def enumerated(self) -> set[Problem]:
         """Return the problems of which at least one space was enumerated."""
         return {space.problem for space in self._enumerated}
+
+    def studies_of(self, kernel: Kernel) -> Sequence[SpaceStudy]:
+        """Return the studies whose spaces have kernels of a kernel's family, dtype and epilogue."""
+        return self._by_group.get(kernel_group(kernel), ())
 
     def max_trials(self, _: Problem) -> int:
         """Return the number of configs that may be tried for a problem."""
@@ -147,9 +165,8 @@ class StudyManager:
         """
         builder = self._builder
         error = builder.rows[kernel].error if kernel in builder.rows else builder.skipped[kernel]
-        for study in self.studies:
-            if study.space.contains(kernel):
-                study.tell(kernel.values, None, error)
+        for study in self.studies_of(kernel):
+            study.tell(kernel.values, None, error)
 
     def tell_known(self, device: Device) -> None:
         """Tell the studies the results of the database.
@@ -217,7 +234,11 @@ class StudyManager:
     def _space(self, problem: Problem, found: AnyFamily) -> Space:
         arch, allow = self._options.arch, self._options.allow
         with timeline.span(timeline.Lane.SEARCH, f"enumerate: {problem.short_name} {found.name}") as told:
-            configs = found.configs_for(problem, arch, allow)
+            # Equal configs of all spaces are one object: a large run has millions of configs, and few that differ.
+            configs = [
+                self._configs.setdefault((found.name, *config.values()), config)
+                for config in found.configs_for(problem, arch, allow)
+            ]
             told["configs"] = len(configs)
             return Space.ranked(problem, found.name, configs, [found.cost(problem, config, arch) for config in configs])
 
@@ -255,13 +276,13 @@ class StudyManager:
 
     def _other_problems(self) -> dict[Problem, _Ranking]:
         """Return the kernels and times of problems outside the run that share a kind of kernel with one inside."""
-        kinds = {_kind(problem) for problem in self._problems}
+        searched, kinds = set(self._problems), {_kind(problem) for problem in self._problems}
         found: dict[Problem, _Ranking] = {}
         kernels = {row.id: kernel for kernel, row in self._builder.rows.items() if not row.error}
         for device in self._store.devices():
             for text in self._store.problem_texts() if device.target == self._options.target else []:
                 problem = _parsed(text)
-                if problem and _kind(problem) in kinds and problem not in self._problems:
+                if problem and _kind(problem) in kinds and problem not in searched:
                     best: dict[Kernel, float] = {}
                     for row in self._store.ranking(device, text):
                         if row.kernel_id in kernels and row.median_us:

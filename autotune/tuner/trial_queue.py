@@ -21,9 +21,30 @@ from tuning_db.schema import Device, KernelRow
 from tuning_db.store import CLAIMS
 
 
+@dataclass(frozen=True)
+class WantedTrial:
+    """A kernel to try on a problem.
+
+    Attributes:
+        problem: The problem.
+        row: The kernel.
+        launches: The launch values.
+        take_build_seconds: Returns the seconds of choosing and building the kernel; called only if it is tried.
+        on_done: Called with the results when all are recorded, and at once with none if nothing is left to try.
+        on_elsewhere: Called if another process is trying the kernel on the problem.
+    """
+
+    problem: Problem
+    row: KernelRow
+    launches: Sequence[Mapping[str, int]] = ({},)
+    take_build_seconds: Callable[[], Mapping[str, float]] = dict
+    on_done: Callable[[list[Result]], None] = lambda _: None
+    on_elsewhere: Callable[[], None] = lambda: None
+
+
 @dataclass
 class _KernelTrial:
-    """The trials of a kernel on a problem.
+    """The trials of a kernel on a problem that are under way.
 
     Attributes:
         problem: The problem.
@@ -52,7 +73,7 @@ class TrialQueue:
         breakdown: Receives the times of the trials.
         progress: Receives events.
         place: Number of the device among those of the run.
-        depth: Most candidates at the device.
+        depth: Candidates at the device from which `submit` waits. The launch values of one kernel are sent together.
     """
 
     def __init__(
@@ -77,9 +98,9 @@ class TrialQueue:
         return len(self._sent)
 
     @property
-    def is_full(self) -> bool:
-        """Return whether `submit` waits for a result first."""
-        return len(self._sent) >= self._depth
+    def room(self) -> int:
+        """Number of candidates that `submit` sends without waiting for a result."""
+        return max(0, self._depth - len(self._sent))
 
     def adopt(self, other: TrialQueue) -> None:
         """Take over the trials of a queue whose device is lost."""
@@ -87,44 +108,26 @@ class TrialQueue:
             self._send(*other._sent.popleft())
         other._breakdown.set_busy(device=False, place=other._place)
 
-    def submit(
-        self,
-        problem: Problem,
-        row: KernelRow,
-        launches: Sequence[Mapping[str, int]],
-        take_build_seconds: Callable[[], Mapping[str, float]] = dict,
-        on_done: Callable[[list[Result]], None] = lambda _: None,
-    ) -> bool:
-        """Try a kernel on a problem with those launch values that were not tried.
-
-        Args:
-            problem: The problem.
-            row: The kernel.
-            launches: The launch values.
-            take_build_seconds: Returns the seconds of choosing and building the kernel; called only if it is tried.
-            on_done: Called with the results when all are recorded, and at once with none if nothing is left to try.
-
-        Returns:
-            False if another process is trying the kernel on the problem.
-        """
+    def submit(self, wanted: WantedTrial) -> None:
+        """Try a kernel on a problem with the launch values that were not tried, once there is room for one of them."""
         self.drain(self._depth - 1)
+        problem, row, launches = wanted.problem, wanted.row, wanted.launches
         with self._breakdown.charge(RECORD):
             left = self._store.claim(self._device, str(problem), row, launches) if launches else []
         if left is None:
-            return False
+            wanted.on_elsewhere()
+            return
         if not left:
-            on_done([])
-            return True
-        trial = _KernelTrial(problem, row, take_build_seconds(), len(left), on_done)
+            wanted.on_done([])
+            return
+        trial = _KernelTrial(problem, row, wanted.take_build_seconds(), len(left), wanted.on_done)
         for launch in left:
             with self._breakdown.charge("load"):
                 loaded = candidate(self._store, row, launch)
             self._send(trial, loaded)
-        return True
 
     def _send(self, trial: _KernelTrial, loaded: Candidate) -> None:
-        """Send a candidate to the device, once there is room."""
-        self.drain(self._depth - 1)
+        """Send a candidate to the device."""
         self.worker.send(trial.problem, loaded, self.best_us(trial.problem))
         self._sent.append((trial, loaded))
         self._breakdown.set_busy(device=True, place=self._place)

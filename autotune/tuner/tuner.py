@@ -18,7 +18,8 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 
 from autotune.codegen import BuildBatch, StartBatch, toolchain
-from autotune.core import NEVER, Deadline, DeviceFacts, OutOfTimeError, WorkerError, paths
+from autotune.core import NEVER, Deadline, DeviceFacts, OutOfTimeError, WorkerError, faults, paths
+from autotune.core.faults import Fault
 from autotune.families import Kernel, family, serving
 from autotune.ir import Convolution, Network, Problem
 from autotune.libraries import cudnn, inductor
@@ -38,6 +39,7 @@ from autotune.tuner.settling import Settling
 from autotune.tuner.study_manager import StudyManager
 from autotune.tuner.threads import facts_in_background, in_thread
 from autotune.tuner.time_breakdown import TimeBreakdown
+from autotune.tuner.trial_queue import WantedTrial
 from autotune.tuner.untimed_inductor import prefer_untimed
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow
@@ -137,6 +139,8 @@ class Tuner:
             DatabaseError: The database cannot be read or written.
         """
         toolchain.for_target(self.options.target)  # without a compiler, fail before anything else
+        faults.clear()
+        faults.record(Fault.TUNER_DIED, self.store.num_abandoned_claims())
         self.progress.total(len(self.problems))
         if not self.workers:
             self._compile_only()
@@ -271,7 +275,7 @@ class Tuner:
             self._build_early()
             for row in self._operator_rows(problem):
                 if not (until.is_over or is_tried_beside(problem, row, self.networks, self.options)):
-                    trials.submit(problem, row, [{}])
+                    trials.submit(WantedTrial(problem, row))
         trials.drain()
 
     def _operator_rows(self, problem: Problem) -> Iterator[KernelRow]:
@@ -289,9 +293,9 @@ class Tuner:
         """Wait for the trials that other processes claimed; take over those of a process that died."""
         _, trials = self._started()
         while self._tried_elsewhere and self.time_left():
-            self._tried_elsewhere = [
-                (study, kernel) for study, kernel in self._tried_elsewhere if not self._submit(study, kernel)
-            ]
+            again, self._tried_elsewhere = self._tried_elsewhere, []
+            for study, kernel in again:
+                self._submit(study, kernel)
             trials.drain()
             if self._tried_elsewhere:
                 time.sleep(POLL_SECONDS)
@@ -353,6 +357,14 @@ class Tuner:
         """Return the number of devices that measure."""
         return len(self._started()[1].workers)
 
+    def place(self, problem: Problem) -> int:
+        """Return the number of the device that measures a problem."""
+        return self._started()[1].place(problem)
+
+    def rooms(self) -> list[int]:
+        """Return how many candidates each device takes without a wait."""
+        return self._started()[1].rooms()
+
     def exists(self, kernel: Kernel) -> bool:
         """Return whether a kernel is compiled, or is being compiled."""
         return self.builder.exists(kernel)
@@ -385,14 +397,12 @@ class Tuner:
 
         Trials that another process has claimed are left to it; their results are read at the end of the search.
         """
-        for study in self.study_manager.studies:
-            for kernel in kernels:
-                wanted = study.space.contains(kernel) and study.wants(kernel.values)
-                if wanted and (study, kernel) not in self._submitted:
+        for kernel in kernels:
+            for study in self.study_manager.studies_of(kernel):
+                if study.wants(kernel.values) and (study, kernel) not in self._submitted:
                     if not self.time_left():
                         return
-                    if not self._submit(study, kernel):
-                        self._tried_elsewhere.append((study, kernel))
+                    self._submit(study, kernel)
                     self._submitted.add((study, kernel))
 
     def finish(self) -> bool:
@@ -407,8 +417,8 @@ class Tuner:
         assert self.device and self._trials
         return self.device, self._trials
 
-    def _submit(self, study: SpaceStudy, kernel: Kernel) -> bool:
-        """Try the untried launches of a kernel on a study's problem; False if another process is trying it."""
+    def _submit(self, study: SpaceStudy, kernel: Kernel) -> None:
+        """Try the untried launches of a kernel on a study's problem, later if another process is trying it."""
         device, trials = self._started()
         problem, row = study.space.problem, self.builder.rows[kernel]
         launches = self.study_manager.launches(problem, kernel)
@@ -418,7 +428,16 @@ class Tuner:
             recorded = [] if all_new else self.study_manager.recorded(device, problem, row)
             self.study_manager.tell_measured(study, kernel, [*recorded, *results])
 
-        return trials.submit(problem, row, launches, partial(self.builder.take_seconds, kernel), tell)
+        trials.submit(
+            WantedTrial(
+                problem,
+                row,
+                launches,
+                take_build_seconds=partial(self.builder.take_seconds, kernel),
+                on_done=tell,
+                on_elsewhere=partial(self._tried_elsewhere.append, (study, kernel)),
+            )
+        )
 
     def _tell_failure(self, kernel: Kernel) -> None:
         self.study_manager.tell_failure(kernel)
@@ -456,7 +475,7 @@ class Tuner:
         """
         while count and self._plans and self.time_left():
             *_, problem, row = heapq.heappop(self._plans)
-            self._started()[1].submit(problem, row, [{}])
+            self._started()[1].submit(WantedTrial(problem, row))
             count -= 1
 
     def _finish_library_plans(self) -> None:

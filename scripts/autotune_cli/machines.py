@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -15,14 +17,18 @@ from autotune.measure import ChildProcess, StartChild, Timing, Worker
 from autotune.tuner import Bench
 from autotune_cli.command_line import Group
 
+MIN_CORES = 8
+"""Cores for each GPU from which on its measuring process gets one that compilers do not use."""
+
 
 @dataclass(frozen=True)
 class MeasuringDevice:
-    """A device that may measure: its kind, and how it is named and reached."""
+    """A device that may measure: its kind, how it is named and reached, and the cores of its measuring process."""
 
     kind: DeviceKind
     name: str
     child: StartChild = ChildProcess
+    cores: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,10 @@ class DeviceGroup:
 
     def workers(self, timing: Timing, until: Deadline) -> list[Worker]:
         """Return the measuring processes of the devices, which have not started."""
-        return [Worker(device.name, timing=timing, until=until, child=device.child) for device in self.devices]
+        return [
+            Worker(device.name, timing=timing, until=until, child=device.child, cores=device.cores)
+            for device in self.devices
+        ]
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,8 @@ def machines(args: argparse.Namespace) -> Iterator[Machines]:
         AutotuneError: A device does not exist, or the cluster cannot be used.
     """
     if not args.cluster:
-        yield Machines(_groups(args.arch, _here(args.devices)), args.jobs)
+        groups, cores = cores_apart(_groups(args.arch, _here(args.devices)), sorted(os.sched_getaffinity(0)))
+        yield Machines(groups, args.jobs, partial(BuildBatch, cores=cores))
         return
     from autotune.cluster import connected
 
@@ -130,6 +140,24 @@ def _here(numbers: Sequence[int] | None) -> list[MeasuringDevice]:
         raise AutotuneError(f"--devices {absent[0]}: torch sees {count} GPUs, which are numbered from 0")
     names = [f"cuda:{number}" for number in numbers or range(min(1, count))] or ["cpu"]
     return [MeasuringDevice(DeviceKind.of(torch.device(name)), name) for name in names]
+
+
+def cores_apart(groups: Sequence[DeviceGroup], cores: Sequence[int]) -> tuple[Sequence[DeviceGroup], Sequence[int]]:
+    """Give the measuring process of each GPU a core of its own; return the cores that are left for compilers, too.
+
+    A CPU that measures uses all cores, and few cores are not divided.
+    """
+    count = sum(len(group.devices) for group in groups if group.bench.arch.is_cuda)
+    if not count or len(cores) < MIN_CORES * count:
+        return groups, cores
+    own = iter(cores[-count:])
+    apart = [
+        replace(group, devices=[replace(device, cores=(next(own),)) for device in group.devices])
+        if group.bench.arch.is_cuda
+        else group
+        for group in groups
+    ]
+    return apart, cores[:-count]
 
 
 def _remote(kind: DeviceKind, child: StartChild) -> MeasuringDevice:

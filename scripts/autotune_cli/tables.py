@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from autotune.core.faults import Fault
 from autotune.ir import Problem
 from autotune.tuner import OBJECTIVES, RECORD, WAIT, Failure, LayerWinner, PhaseTime, TimeBreakdown, pareto_candidates
 from tuning_db import Store
@@ -116,6 +117,17 @@ def phases(times: Sequence[PhaseTime]) -> Table:
         granted = "" if math.isinf(time.granted) else f"{time.granted:.1f}"
         table.add_row(time.name, f"{time.spent:.1f}", f"{time.spent / total:.1%}", granted)
     table.add_row("run", f"{total:.1f}", style="bold")
+    return table
+
+
+def survived(found: Mapping[Fault, int]) -> Table:
+    """Return the faults of a run, how often each happened, and what the run did."""
+    table = Table(title="faults that the run survived", title_justify="left", box=None, header_style="bold")
+    table.add_column("fault")
+    table.add_column("times", justify="right")
+    table.add_column("what the run does")
+    for fault, times in found.items():
+        table.add_row(fault.event, str(times), fault.consequence)
     return table
 
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from autotune.core import faults
 from autotune.families import serving
 from autotune.ir import WHOLE, Problem, TorchCall
 from autotune.libraries import inductor
 from autotune.tuner import Tuner, TuneRequest, layer_winners, rejected_configs, unsupported_reason
 from autotune.tuner import failures as failed
-from autotune_cli.tables import failures, phases, spent, total_us, tradeoffs, winners
+from autotune_cli.tables import failures, phases, spent, survived, total_us, tradeoffs, winners
 from autotune_cli.tune_progress import LiveProgress
 from fused_resnet.networks.se_resnet9_fixup import MODELS
 from tuning_db.schema import PlanRow
@@ -134,6 +135,12 @@ def show_skipped(console: Console, tuner: Tuner) -> None:
             highlight=False,
         )
         console.print(next(iter(skipped.values())), markup=False, highlight=False)
+
+
+def show_faults(console: Console) -> None:
+    """Print the faults that the run has survived, if there were any."""
+    if found := faults.counts():
+        console.print(survived(found))
 
 
 def show_tradeoffs(console: Console, tuner: Tuner, request: TuneRequest) -> None:

@@ -343,5 +343,6 @@ def tune(
         console.print("The budget ended before the measuring process had started: give a longer --budget.")
     else:
         tune_summary.show_gaps(console, tuner, requests, verbose)
+    tune_summary.show_faults(console)
     tune_summary.show_cost(console, tuner, progress, verbose)
     return code

@@ -112,3 +112,9 @@ def test_a_command_has_the_descriptors_it_is_given_and_their_other_end_is_told_w
     with open(reads) as file:
         assert file.read() == "here\n"
     assert tree.wait() == 0
+
+
+def test_a_command_runs_on_the_cores_it_is_given():
+    core = max(os.sched_getaffinity(0))
+    code = f"import os, sys; sys.exit(os.sched_getaffinity(0) != {{{core}}})"
+    assert ProcessTree([sys.executable, "-c", code], cores=[core]).wait() == 0

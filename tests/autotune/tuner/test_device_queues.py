@@ -2,16 +2,19 @@
 
 import os
 import signal
+import time
 
 import pytest
 import torch
 
-from autotune.core import WorkerError, cpu_targets, device_name
+from autotune.core import WorkerError, cpu_targets, device_name, faults
+from autotune.core.faults import Fault
 from autotune.ir import parse
 from autotune.measure import ChildProcess, Worker
 from autotune.tuner import Progress, TimeBreakdown
 from autotune.tuner.device_queues import DeviceQueues
 from autotune.tuner.library_candidates import operator_rows
+from autotune.tuner.trial_queue import WantedTrial
 from tuning_db import Store
 
 pytestmark = pytest.mark.process
@@ -56,7 +59,7 @@ def submit_all(store, trials):
     for problem in PROBLEMS:
         store.put_problem(str(problem))
         for row in operator_rows(store, problem, cpu_targets()[0], torch.__version__):
-            assert trials.submit(problem, row, [{}], on_done=lambda results, at=problem: told.append((at, results)))
+            trials.submit(WantedTrial(problem, row, on_done=lambda results, at=problem: told.append((at, results))))
     return told
 
 
@@ -75,6 +78,7 @@ def test_two_devices_measure_all_problems(store):
 
 def test_the_other_device_takes_over_what_a_lost_one_had(store):
     progress = Notes()
+    faults.clear()
     with Worker("cpu") as first, Worker("cpu", child=StartsOnce) as second:
         for worker in (first, second):
             worker.start()
@@ -84,6 +88,7 @@ def test_the_other_device_takes_over_what_a_lost_one_had(store):
         trials.drain()
         assert trials.workers == [first]
     assert len(told) == 2 * len(PROBLEMS) and all(result.status == "ok" for _, results in told for result in results)
+    assert faults.counts()[Fault.DEVICE_LOST] == 1
     assert len(progress.notes) == 1 and "fallen off the bus" in progress.notes[0]
     assert all(len(store.measurements(device, str(problem), "ok")) == 2 for problem in PROBLEMS)
 
@@ -96,3 +101,24 @@ def test_the_last_device_that_is_lost_ends_the_run(store):
         with pytest.raises(WorkerError, match="fallen off the bus"):
             submit_all(store, trials)
             trials.drain()
+
+
+def test_a_device_that_is_slow_does_not_hold_up_the_others(store):
+    with Worker("cpu") as first, Worker("cpu") as second:
+        for worker in (first, second):
+            worker.start()
+        _, trials = queues(store, [first, second], Progress())
+        slow, fast = (next(one for one in PROBLEMS if trials.worker(one) is worker) for worker in (first, second))
+        (row, *_) = operator_rows(store, slow, cpu_targets()[0], torch.__version__)
+        ended = []
+        os.kill(first.pid, signal.SIGSTOP)
+        for number in range(6):  # more than its queue holds
+            trials.submit(WantedTrial(slow, row, [{"i": number}], on_done=lambda _: ended.append(slow)))
+        trials.submit(WantedTrial(fast, row, on_done=lambda _: ended.append(fast)))
+        until = time.monotonic() + 60
+        while not ended and time.monotonic() < until:
+            rooms = trials.rooms()
+        assert ended == [fast] and rooms[trials.place(slow)] == 0 < rooms[trials.place(fast)]
+        os.kill(first.pid, signal.SIGCONT)
+        trials.drain()
+        assert ended == [fast] + 6 * [slow]

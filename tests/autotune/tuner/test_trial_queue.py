@@ -11,7 +11,7 @@ from autotune.search import Schedule, Space, SpaceStudy, create_studies
 from autotune.search.legal_sampler import CostModelSampler
 from autotune.search.schedule import ASK_BATCH, MEASURE_BATCH, WARM_START_BATCH
 from autotune.tuner import Progress, TimeBreakdown
-from autotune.tuner.trial_queue import TrialQueue
+from autotune.tuner.trial_queue import TrialQueue, WantedTrial
 from tuning_db.store import CLAIMS
 
 PROBLEM = parse("gemm m=64 n=64 k=64 dtype=f16")
@@ -72,7 +72,7 @@ def slow(monkeypatch):
 def test_the_device_does_not_wait_for_what_is_recorded(slow):
     device, trials = slow
     for i in range(100):
-        assert trials.submit(PROBLEM, ROW, [{"i": i}])
+        trials.submit(WantedTrial(PROBLEM, ROW, [{"i": i}]))
     assert trials.drain() and not trials.drain()
     assert device.recorded == list(range(100))
     assert device.told == [None] * CLAIMS + [1.0] * (100 - CLAIMS), "of the first no result was back"
@@ -84,7 +84,7 @@ def test_nor_for_what_takes_as_long_as_the_trials_that_are_at_it(slow):
     device, trials = slow
     device.recording = 0.1 * TRIAL
     for i in range(100):
-        trials.submit(PROBLEM, ROW, [{"i": i}])
+        trials.submit(WantedTrial(PROBLEM, ROW, [{"i": i}]))
         device.clock += (CLAIMS - 2) * TRIAL if i % 20 == 19 else 0.0  # the studies are asked, say
     trials.drain()
     assert device.recorded == list(range(100)) and device.waited == 0
