@@ -8,6 +8,7 @@ worked, which is sent once more. autotune/measure/worker_main.py is the other si
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -279,8 +280,7 @@ class Worker:
         message = self._receive(deadline)
         self._was_killed = isinstance(message, Ended) and message.killed
         if isinstance(message, Ended):  # only the time since this process waits for it is known
-            hung = Fault.CANDIDATE_HUNG if message.status == "timed_out" else Fault.CANDIDATE_CRASHED
-            faults.record(Fault.MEASURING_PROCESS_KILLED if message.killed else hung)
+            _record_fault(request, message)
             reply = Reply(Result(message.status, message.reason), started, time.monotonic())
         else:
             reply = message
@@ -297,6 +297,17 @@ class Worker:
             self._sent.clear()
             raise OutOfTimeError(f"the run ended before the measuring process for {self.device} answered")
         return message
+
+
+def _record_fault(request: Request, ended: Ended) -> None:
+    """Count how a process ended, unless this process ended it because the run is over."""
+    if ended.killed:
+        faults.record(Fault.MEASURING_PROCESS_KILLED)
+    elif isinstance(request, TrialRequest | FinalsRequest | NetworkRequest):
+        if ended.status == "timed_out":
+            faults.record(Fault.CANDIDATE_HUNG)
+        elif ended.code not in (None, -signal.SIGKILL):
+            faults.record(Fault.CANDIDATE_CRASHED)
 
 
 def _compile_seconds(candidates: Iterable[Candidate]) -> float:

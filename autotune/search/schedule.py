@@ -150,40 +150,39 @@ class Schedule:
         self._bench.finish()
 
     def _next(self, queue: list[Kernel]) -> list[Kernel]:
-        """Take the next kernels to measure: of the problems with the fewest results, the lowest predicted cost first.
+        """Take the next kernels to measure: of the problems with the fewest results, in the order of the queue.
 
-        Of several devices, those with room get kernels. If none has room, the next kernel waits for its own device.
+        With several devices a problem has few results when it is done, so the order decides how soon it has
+        a good kernel: the lowest predicted cost is first, and devices with room get kernels. If none
+        has room, the next kernel waits for its own device.
         """
-        order = sorted(range(len(queue)), key=lambda i: self._urgency(queue[i]))
-        taken = order[:MEASURE_BATCH] if self._bench.devices() == 1 else self._with_room(queue, order) or order[:1]
+        asked_for = [self._asked_for.get(kernel, (None, 0)) for kernel in queue]  # None: it was built early
+        results = {problem: self._num_results(problem) for problem, _ in asked_for}
+        if self._bench.devices() == 1:
+            order = sorted(range(len(queue)), key=lambda i: results[asked_for[i][0]])
+            taken = order[:MEASURE_BATCH]
+        else:
+            order = sorted(range(len(queue)), key=lambda i: (results[asked_for[i][0]], asked_for[i][1]))
+            taken = [order[place] for place in self._with_room([asked_for[i][0] for i in order])] or order[:1]
         batch = [queue[i] for i in taken]
         for i in sorted(taken, reverse=True):
             del queue[i]
         return batch
 
-    def _with_room(self, queue: Sequence[Kernel], order: Sequence[int]) -> list[int]:
-        """Return the places of the next kernels in the queue whose devices take them without a wait."""
+    def _with_room(self, problems: Sequence[Problem | None]) -> list[int]:
+        """Return the places of the first problems whose devices take a kernel without a wait."""
         rooms, taken = list(self._bench.rooms()), list[int]()
-        for i in order:
-            device = self._device(queue[i])
-            if rooms[device] and len(taken) < MEASURE_BATCH:
+        for place, problem in enumerate(problems):
+            device = self._bench.place(problem) if problem else 0
+            if rooms[device]:
                 rooms[device] -= 1
-                taken.append(i)
+                taken.append(place)
+            if len(taken) == MEASURE_BATCH or not any(rooms):
+                break
         return taken
 
-    def _device(self, kernel: Kernel) -> int:
-        """Return the device of the problem for which a kernel was asked; the first one if it was built early."""
-        return self._bench.place(self._asked_for[kernel][0]) if kernel in self._asked_for else 0
-
-    def _urgency(self, kernel: Kernel) -> tuple[int, int]:
-        """Return the number of results of the problem for which a kernel was asked, and the rank of its cost there.
-
-        Both are 0 if the kernel was built early.
-        """
-        if kernel not in self._asked_for:
-            return 0, 0
-        problem, rank = self._asked_for[kernel]
-        return sum(study.num_observed for study in self._by_problem[problem]), rank
+    def _num_results(self, problem: Problem | None) -> int:
+        return sum(study.num_observed for study in self._by_problem[problem]) if problem else 0
 
     def _compile(self) -> bool:
         """Ask for as many kernels as the compilers can start on; return whether any were wanted."""

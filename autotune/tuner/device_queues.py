@@ -25,7 +25,7 @@ from tuning_db.store import CLAIMS
 
 MAX_WAITING = 4
 """Trials for each of several devices that may wait for room at theirs."""
-_POLL_SECONDS = 0.002
+_POLL_SECONDS = 0.005
 
 
 class DeviceQueues:

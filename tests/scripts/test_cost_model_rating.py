@@ -38,7 +38,7 @@ def test_failures_have_no_rank_and_are_no_candidates_that_help():
     assert rating.correlations == {"f": pytest.approx(1.0)} and rating.regret == 0.0
 
 
-@pytest.mark.parametrize("name", ["search_h200", "search_resnet_h100"])
+@pytest.mark.parametrize("name", ["search_h200", "search_resnet_h200"])
 def test_sixteen_candidates_are_within_five_percent_on_the_recordings(name):
     done = script("replay", "rate", ROOT / "tests" / "data" / f"{name}.json.gz")
     assert done.returncode == 0, done.stderr

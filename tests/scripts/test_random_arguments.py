@@ -56,6 +56,7 @@ ENDS = {
     "restamp": ["text.db"],
     "compare-checkouts": ["--case", "no case"],
     "cluster-overhead": ["--rounds", "0"],
+    "coordinator-load": ["--problems", "absent"],
     "random-graphs": ["--db", "text.db", "--graphs", "1"],
     "kill-campaign": ["--target", "nothing"],
     "stress": ["--db", "text.db"],
