@@ -1,6 +1,6 @@
 """Counts the faults of machines and processes that a tuning run survives, for the table at its end.
 
-Who notices a fault records it. The counts belong to the process, as the recorder of timeline.py does. All functions may
+The code that notices a fault records it. The counts belong to the process, as the recorder of timeline.py does. All functions may
 be called from any thread.
 """
 
