@@ -40,10 +40,7 @@ COMMANDS = {
         "compare-checkouts": ("checks.compare_checkouts", "time this checkout against another one"),
         "kill-campaign": ("checks.kill_campaign", "kill tuners at random moments and check what is left"),
         "cluster-overhead": ("checks.cluster_overhead", "time tunes on a cluster against tunes without one"),
-        "coordinator-load": (
-            "checks.coordinator_load",
-            "measure processor time and memory of the coordinator of a large tune",
-        ),
+        "coordinator-load": ("checks.coordinator_load", "measure what the coordinator of a large tune takes"),
         "random-graphs": ("checks.random_graphs", "compare random networks with torch"),
         "stress": ("checks.stress", "call one FusedResNet from several threads"),
         "tamper": ("checks.tamper", "run a network from databases that were changed"),

@@ -6,7 +6,7 @@ they wait as long as the work would take, and answer with made-up binaries and
 times. What is measured is this process.
 
 Example:
-  autotune coordinator-load --problems benchmarks/coordinator-problems.txt --gpus 8
+  autotune coordinator-load --problems layers.txt --gpus 4
 """
 
 from __future__ import annotations
