@@ -1,7 +1,7 @@
 """Counts the faults of machines and processes that a tuning run survives, for the table at its end.
 
-The code that notices a fault records it. The counts belong to the process, as the recorder of timeline.py does. All functions may
-be called from any thread.
+The code that notices a fault records it. The counts belong to the process, as the recorder of timeline.py does. All
+functions may be called from any thread.
 """
 
 from __future__ import annotations
