@@ -29,12 +29,12 @@ class Fault(Enum):
 
     @property
     def event(self) -> str:
-        """What happened."""
+        """Return a phrase for what happened."""
         return self.value[0]
 
     @property
     def consequence(self) -> str:
-        """What the run does then."""
+        """Return a phrase for what the run does about it."""
         return self.value[1]
 
 

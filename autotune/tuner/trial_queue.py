@@ -47,19 +47,15 @@ class _KernelTrial:
     """The trials of a kernel on a problem that are under way.
 
     Attributes:
-        problem: The problem.
-        row: The kernel.
+        wanted: The kernel and the problem.
         build_seconds: Seconds of choosing and building the kernel; recorded with the first trial.
         num_left: Number of launches whose result has not come back.
-        on_done: Called with all results.
         results: The results so far.
     """
 
-    problem: Problem
-    row: KernelRow
+    wanted: WantedTrial
     build_seconds: Mapping[str, float]
     num_left: int
-    on_done: Callable[[list[Result]], None]
     results: list[Result] = field(default_factory=list)
 
 
@@ -120,7 +116,7 @@ class TrialQueue:
         if not left:
             wanted.on_done([])
             return
-        trial = _KernelTrial(problem, row, wanted.take_build_seconds(), len(left), wanted.on_done)
+        trial = _KernelTrial(wanted, wanted.take_build_seconds(), len(left))
         for launch in left:
             with self._breakdown.charge("load"):
                 loaded = candidate(self._store, row, launch)
@@ -128,7 +124,8 @@ class TrialQueue:
 
     def _send(self, trial: _KernelTrial, loaded: Candidate) -> None:
         """Send a candidate to the device."""
-        self.worker.send(trial.problem, loaded, self.best_us(trial.problem))
+        problem = trial.wanted.problem
+        self.worker.send(problem, loaded, self.best_us(problem))
         self._sent.append((trial, loaded))
         self._breakdown.set_busy(device=True, place=self._place)
 
@@ -138,6 +135,7 @@ class TrialQueue:
         while len(self._sent) > max_left:
             result = self.worker.receive()
             trial, tried = self._sent.popleft()
+            problem, row = trial.wanted.problem, trial.wanted.row
             self._breakdown.set_busy(device=bool(self._sent), place=self._place)
             seconds = result.details["seconds"]
             self._breakdown.add(seconds)
@@ -145,14 +143,14 @@ class TrialQueue:
             with self._breakdown.charge(RECORD):
                 build_seconds = {} if trial.results else trial.build_seconds
                 details = {**result.details, "seconds": {**build_seconds, **seconds}}
-                self.record(trial.problem, trial.row, tried, replace(result, details=details))
-                self._progress.measured(str(trial.problem), 1, self._update_best_us(trial.problem, result.median_us))
-                if trial.row.family == aten.FAMILY and result.median_us:
-                    self._progress.operator_timed(str(trial.problem), result.median_us)
+                self.record(problem, row, tried, replace(result, details=details))
+                self._progress.measured(str(problem), 1, self._update_best_us(problem, result.median_us))
+                if row.family == aten.FAMILY and result.median_us:
+                    self._progress.operator_timed(str(problem), result.median_us)
             trial.results.append(result)
             trial.num_left -= 1
             if not trial.num_left:
-                trial.on_done(trial.results)
+                trial.wanted.on_done(trial.results)
         return waited
 
     def collect(self) -> None:

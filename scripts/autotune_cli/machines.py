@@ -147,15 +147,12 @@ def cores_apart(groups: Sequence[DeviceGroup], cores: Sequence[int]) -> tuple[Se
 
     A CPU that measures uses all cores, and few cores are not divided.
     """
-    count = sum(len(group.devices) for group in groups if group.bench.arch.is_cuda)
-    if not count or len(cores) < MIN_CORES * count:
+    count = sum(len(group.devices) for group in groups)
+    if not (groups[0].bench.arch.is_cuda and count) or len(cores) < MIN_CORES * count:
         return groups, cores
     own = iter(cores[-count:])
     apart = [
-        replace(group, devices=[replace(device, cores=(next(own),)) for device in group.devices])
-        if group.bench.arch.is_cuda
-        else group
-        for group in groups
+        replace(group, devices=[replace(device, cores=(next(own),)) for device in group.devices]) for group in groups
     ]
     return apart, cores[:-count]
 
