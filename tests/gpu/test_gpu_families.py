@@ -254,6 +254,7 @@ PROBLEMS = {
         "upsample n=2 h=14 w=13 c=64 p=28 q=26 rows=1,2 columns=1,2 mode=nearest dtype={} epilogue=add,relu",
         "upsample n=1 h=9 w=30 c=36 p=25 q=11 rows=8,24 columns=29,10 mode=bilinear_corners dtype={} epilogue=bias",
         "upsample n=3 h=7 w=5 c=3 p=9 q=8 rows=7,9 columns=5,8 mode=nearest_exact dtype={} epilogue=silu,store",
+        "upsample n=2 h=13 w=9 c=12 p=52 q=18 rows=1,4 columns=1,2 mode=bilinear dtype={} epilogue=bias,add,store",
     ],
     "cuda_depth_to_space": [
         "depth_to_space n=3 h=16 w=15 c=64 block=2 dtype={} epilogue=bias,relu",

@@ -1,4 +1,4 @@
-"""CUDA kernels that normalize, resize and move pixels: their own text, run on a CPU."""
+"""CUDA kernels that normalize and move pixels: their own text, run on a CPU."""
 
 import pytest
 from emulator import Emulated
@@ -49,21 +49,6 @@ CASES = {
         "group_norm n=2 h=6 w=5 c=96 groups=32 dtype=f16 epilogue=bias,add,relu",
         {"vector": 8, "threads": 128},
     ),
-    "upsample: whole vectors": (
-        "cuda_upsample",
-        "upsample n=2 h=3 w=4 c=16 p=6 q=9 rows=1,2 columns=4,9 mode=bilinear dtype=f16 epilogue=bias,add",
-        {"linear": 1, "vector": 8, "flat": 0, "threads": 128},
-    ),
-    "upsample: odd channels": (
-        "cuda_upsample",
-        "upsample n=1 h=5 w=3 c=21 p=7 q=16 rows=4,6 columns=2,15 mode=bilinear_corners dtype=f32 epilogue=scale,store",
-        {"linear": 1, "vector": 4, "flat": 1, "threads": 128},
-    ),
-    "upsample: nearest": (
-        "cuda_upsample",
-        "upsample n=3 h=3 w=4 c=5 p=7 q=8 rows=3,7 columns=1,2 mode=nearest_exact dtype=f16 epilogue=relu",
-        {"linear": 0, "vector": 8, "flat": 1, "threads": 128},
-    ),
     "depth_to_space": (
         "cuda_depth_to_space",
         "depth_to_space n=2 h=3 w=2 c=24 block=2,3 dtype=f16 epilogue=bias,relu,add",
@@ -105,11 +90,3 @@ def test_the_count_of_shared_memory_is_the_kernels(tmp_path):
         counted = group_norm.shared_bytes(problem, kernel.values, launch)
         assert emulated.shared_bytes(problem, launch) == counted
     assert emulated.refusal(problem, {"together": 5, "hold": 0}) == "groups must be a multiple of the groups of a block"
-
-
-@pytest.mark.compile
-def test_kernels_say_why_they_refuse_a_problem(tmp_path):
-    problem = parse("upsample n=1 h=3 w=4 c=5 p=6 q=8 rows=1,2 columns=1,2 mode=nearest dtype=f16")
-    config = {"linear": 1, "vector": 8, "flat": 1, "threads": 128}
-    emulated = Emulated(Kernel.of("cuda_upsample", config, "f16", problem.epilogue, "sm_90"), tmp_path)
-    assert emulated.refusal(problem, {}) == "this kernel is compiled for linear = 1"
