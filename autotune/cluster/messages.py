@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from autotune.codegen import Built, Unit, toolchain
+from autotune.codegen import Built, KernelResources, Unit, toolchain
 from autotune.core import ToolchainError, paths
 from autotune.families import Kernel
 from autotune.ir import Epilogue
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of the messages. It changes with their fields or their meaning."""
 
 
@@ -64,18 +64,20 @@ class CompileAnswer:
         error: The compiler's first errors, or why the machine does not compile the unit.
         seconds: Time of the compilation; 0 if the machine had the binary.
         killed: The compiler was killed or got no memory, so nothing is known about the kernels.
+        resources: Registers and memory of each kernel; none for shared libraries.
     """
 
     binary: bytes | None
     error: str = ""
     seconds: float = 0.0
     killed: bool = False
+    resources: tuple[KernelResources, ...] = ()
 
     @classmethod
     def of(cls, built: Built) -> CompileAnswer:
         """Return the answer for a unit that was built on this machine."""
         binary = built.path.read_bytes() if built.path else None
-        return cls(binary, built.error, built.seconds, built.killed)
+        return cls(binary, built.error, built.seconds, built.killed, built.resources)
 
 
 @dataclass(frozen=True)

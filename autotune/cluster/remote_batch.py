@@ -119,7 +119,7 @@ class RemoteBatch:
         """Return the result of a unit; None if there is none yet. A request that was lost is sent again."""
         sent = self._sent.get(unit)
         if sent is None:  # it was on the disk
-            return Built(unit, unit.path)
+            return Built.of(unit, unit.path)
         for pending in [one for one in sent.answers if one.done()]:
             sent.answers.remove(pending)
             try:
@@ -142,7 +142,7 @@ class RemoteBatch:
 def _built(unit: Unit, answer: CompileAnswer) -> Built:
     """Return the result of a unit that was compiled elsewhere; its binary is written where one of this machine is."""
     ended = time.time()  # the clock of the other machine may differ
-    show_compilation(unit.kernels, ended - answer.seconds, ended, answer.error)
+    show_compilation(unit.kernels, ended - answer.seconds, ended, answer.error, answer.resources)
     if answer.binary is None:
         return Built(unit, None, answer.error, answer.seconds, answer.killed)
     try:
@@ -154,4 +154,4 @@ def _built(unit: Unit, answer: CompileAnswer) -> Built:
     except OSError as error:
         raise ToolchainError(f"cannot write kernels to {paths.generated()}: {error.strerror}") from error
     link_latest(unit)
-    return Built(unit, unit.path, seconds=answer.seconds)
+    return Built(unit, unit.path, seconds=answer.seconds, resources=answer.resources)

@@ -2,6 +2,7 @@
 
 from autotune.codegen.build_queue import POLL_SECONDS, Batch, StartBatch
 from autotune.codegen.build_slices import show as show_compilation
+from autotune.codegen.kernel_resources import KernelResources, image_resources
 from autotune.codegen.ninja_build import BuildBatch, Built, Unit, kernels_per_unit, link_latest
 
 __all__ = [
@@ -9,8 +10,10 @@ __all__ = [
     "Batch",
     "BuildBatch",
     "Built",
+    "KernelResources",
     "StartBatch",
     "Unit",
+    "image_resources",
     "kernels_per_unit",
     "link_latest",
     "show_compilation",

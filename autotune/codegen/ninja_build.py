@@ -24,6 +24,7 @@ from pathlib import Path
 from autotune.codegen import rendering, source_digest, toolchain
 from autotune.codegen.build_folder import BuildFolder
 from autotune.codegen.build_slices import show
+from autotune.codegen.kernel_resources import KernelResources, image_resources
 from autotune.core import FamilyError, ProcessTree, ToolchainError, ceil_div, paths
 from autotune.families import Kernel, families, family
 
@@ -108,6 +109,7 @@ class Built:
         error: The compiler's first errors.
         seconds: The time of the compilation.
         killed: The compiler was killed or got no memory, so nothing is known about the kernels.
+        resources: Those of each kernel; none for shared libraries.
     """
 
     unit: Unit
@@ -115,6 +117,15 @@ class Built:
     error: str = ""
     seconds: float = 0.0
     killed: bool = False
+    resources: tuple[KernelResources, ...] = ()
+
+    @classmethod
+    def of(cls, unit: Unit, path: Path, seconds: float = 0.0) -> Built:
+        """Return the result of a unit whose binary exists."""
+        found = image_resources(path.read_bytes())
+        symbols = [rendering.symbol(kernel) for kernel in unit.kernels]
+        resources = tuple(found[symbol] for symbol in symbols) if found.keys() >= set(symbols) else ()
+        return cls(unit, path, seconds=seconds, resources=resources)
 
 
 def units(kernels: Sequence[Kernel], jobs: int) -> list[Unit]:
@@ -167,7 +178,7 @@ def existing(kernels: Sequence[Kernel]) -> tuple[list[Built], list[Kernel]]:
             found.setdefault(alone.resolve(), []).append(kernel)
         else:
             missing.append(kernel)
-    return [Built(Unit(tuple(group)), path) for path, group in found.items()], missing
+    return [Built.of(Unit(tuple(group)), path) for path, group in found.items()], missing
 
 
 class BuildBatch:
@@ -207,7 +218,7 @@ class BuildBatch:
 
     def finished(self) -> list[Built]:
         """Return the units that have ended since the last call; does not wait."""
-        finished = [Built(unit, unit.path) for unit in self._exists]
+        finished = [Built.of(unit, unit.path) for unit in self._exists]
         self._exists = []
         for built in finished:
             del self.pending[built.unit]
@@ -217,7 +228,7 @@ class BuildBatch:
                 if unit.path.exists() or _failed(unit, self._folder.path).exists():
                     del self.pending[unit]
                     built = _outcome(unit, self._folder.path)
-                    show(unit.kernels, *_interval(unit, self._folder.path), built.error)
+                    show(unit.kernels, *_interval(unit, self._folder.path), built.error, built.resources)
                     finished.append(built)
             if ended is not None and self.pending and (fault := _machine_fault("", self._folder.path)):
                 raise ToolchainError(fault)
@@ -277,7 +288,7 @@ def _outcome(unit: Unit, folder: Path) -> Built:
     seconds = ended - started
     if unit.path.exists():
         link_latest(unit)
-        return Built(unit, unit.path, seconds=seconds)
+        return Built.of(unit, unit.path, seconds)
     log = _log(unit, folder)
     text = log.read_text(errors="replace").strip() if log.exists() else ""
     if fault := _machine_fault(text, folder):

@@ -22,6 +22,7 @@ from autotune_cli.reports.charts import history, roofline
 from autotune_cli.reports.collect import collect
 from autotune_cli.reports.comparison import compare
 from autotune_cli.reports.history import PAUSE, runs
+from autotune_cli.reports.layers import runner
 from autotune_cli.reports.page import render
 from autotune_cli.reports.records import Layer, Trial
 from autotune_cli.reports.sentences import about
@@ -253,6 +254,19 @@ def test_a_shipped_database_gives_a_small_page(name):
     assert_self_contained(page)
     assert len(page.encode()) < MOST_BYTES and "NVIDIA H200" in page and "keeps the finalists only" in page
     assert all(network.us for network in report.devices[0].networks)
+
+
+def test_kernels_for_a_gpu_have_registers_and_spills():
+    report = collect(ROOT / "tuning_db" / "resnets_h200.db")
+    trials = [trial for layer in report.devices[0].layers for trial in layer.trials]
+    known = [trial for trial in trials if trial.resources]
+    assert {runner(trial.family) for trial in known} == {"ours"}
+    assert len(known) == sum(runner(trial.family) == "ours" for trial in trials)
+    assert all(16 <= trial.resources.registers <= 255 for trial in known)
+    assert any(trial.resources.spill_bytes for trial in known)
+    for layer in data_of(render(report)).values():
+        for one in layer["families"]:
+            assert len(one["resources"]) == (len(one["trials"]) if one["runner"] == "ours" else 0)
 
 
 def test_a_database_without_trials_gives_a_page(empty_db):

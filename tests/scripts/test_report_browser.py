@@ -2,6 +2,7 @@
 
 import browser
 import pytest
+from repository import ROOT
 from trial_database import HOSTILE, WIDE, make
 
 from autotune_cli.reports.collect import collect
@@ -152,3 +153,24 @@ def test_a_scatter_names_the_trial_below_the_pointer(page, tmp_path):
     """
     found, console = browser.run(page, script, tmp_path)
     assert console == [] and found["tip"] == "10.0 us, tiled\ntile=64 stages=0 grid=0"
+
+
+def test_trials_of_kernels_for_a_gpu_have_registers_and_spills(tmp_path):
+    report, path = collect(ROOT / "tuning_db" / "resnets_h200.db"), tmp_path / "shipped.html"
+    path.write_text(render(report))
+    layer = next(layer for layer in report.devices[0].layers if layer.family == "sm90_conv2d")
+    script = """
+        const heads = [...document.querySelectorAll("#trials th")].map(head => head.textContent);
+        const cells = name => [...document.querySelectorAll("#trials tbody tr")]
+          .map(row => row.cells[heads.indexOf(name)].textContent);
+        found.registers = cells("registers");
+        found.spills = cells("spills, B");
+    """
+    found, console = browser.run(path, script, tmp_path, f"#layer={layer.id}")
+    assert console == []
+    known = sorted(
+        [trial.resources.registers, trial.resources.spill_bytes]
+        for trial in layer.trials
+        if trial.family == layer.family
+    )
+    assert known == sorted([int(a), int(b)] for a, b in zip(found["registers"], found["spills"], strict=True))

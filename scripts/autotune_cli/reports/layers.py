@@ -15,6 +15,7 @@ from autotune.tuner import format_candidate, format_config
 from autotune.tuner.optuna_export import RecordedStudy, studies
 from autotune_cli.reports.importances import importances
 from autotune_cli.reports.records import CUDNN, OURS, TORCH, FailureCause, Layer, Trial
+from autotune_cli.stored_resources import StoredResources
 from tuning_db import Store
 from tuning_db.launch import launch_text
 from tuning_db.ranking import ranked
@@ -40,9 +41,10 @@ def layers(store: Store, tell: Callable[[str], object] = lambda _: None) -> dict
     """
     texts = {row.text: row.id for row in store.problems()}
     found: dict[int, list[Layer]] = {device.id: [] for device in store.devices()}
+    resources = StoredResources(store)
     for (device, text), group in groupby(studies(store), key=lambda study: (study.device, study.problem)):
         tell(text)
-        found[device.id].append(_layer(f"{device.id}.{texts[text]}", device, text, list(group)))
+        found[device.id].append(_layer(f"{device.id}.{texts[text]}", device, text, list(group), resources))
     return found
 
 
@@ -54,7 +56,9 @@ def parsed(text: str) -> Problem | None:
         return None
 
 
-def _layer(identity: str, device: Device, text: str, recorded: Sequence[RecordedStudy]) -> Layer:
+def _layer(
+    identity: str, device: Device, text: str, recorded: Sequence[RecordedStudy], resources: StoredResources
+) -> Layer:
     problem = parsed(text)
     measured = [row for study in recorded for row in study.measured]
     best = next(iter(ranked(row for row in measured if row.status == "ok")), None)
@@ -69,7 +73,7 @@ def _layer(identity: str, device: Device, text: str, recorded: Sequence[Recorded
         bytes=problem.bytes if problem else None,
         limit_us=limit,
         limiter=("arithmetic" if by_arithmetic else "memory") if problem else "",
-        trials=tuple(_trial(study, row) for study in recorded for row in study.measured),
+        trials=tuple(_trial(study, row, resources) for study in recorded for row in study.measured),
         importances=tuple(map(importances, recorded)),
         failures=_failures(recorded),
         winner=format_config(best) if best else "",
@@ -80,7 +84,7 @@ def _layer(identity: str, device: Device, text: str, recorded: Sequence[Recorded
     )
 
 
-def _trial(study: RecordedStudy, row: Measurement) -> Trial:
+def _trial(study: RecordedStudy, row: Measurement, resources: StoredResources) -> Trial:
     return Trial(
         kernel=row.kernel_id,
         launch=launch_text(row.launch),
@@ -94,6 +98,7 @@ def _trial(study: RecordedStudy, row: Measurement) -> Trial:
         recorded=datetime.fromisoformat(row.recorded).timestamp() if row.recorded else None,
         seconds=row.details.get("seconds", {}),
         states=tuple(state for name in _STATES if (state := row.details.get(name))),
+        resources=resources.of(row.kernel),
     )
 
 

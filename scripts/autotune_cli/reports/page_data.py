@@ -56,6 +56,7 @@ def _family(name: str, trials: Sequence[Trial], found: Importances) -> dict[str,
     """Return the trials of a family; parameters and errors are given by their index in the lists beside them."""
     values = _values(trials)
     errors = list(dict.fromkeys(trial.error for trial in trials))
+    resources = [one and [one.registers, one.spill_bytes] for one in (trial.resources for trial in trials)]
     return {
         "name": name,
         "runner": runner(name),
@@ -63,6 +64,7 @@ def _family(name: str, trials: Sequence[Trial], found: Importances) -> dict[str,
         "importances": {parameter: round(value, 4) for parameter, value in found.values.items()},
         "reason": found.reason,
         "errors": errors,
+        "resources": resources if any(resources) else [],
         "trials": [
             [
                 _short(trial.us),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.codegen import KernelResources
 from autotune.runtime import ActivationPlace
 from autotune.tuner.optuna_export import Value
 
@@ -30,6 +31,7 @@ class Trial:
         recorded: When it was recorded, in seconds since 1970; None if that is not known.
         seconds: Seconds of each phase of the trial, as far as they are stored.
         states: Clocks, temperature, power and reasons of throttling before and after it, as far as they are stored.
+        resources: Registers and memory of the kernel; None if it is not a device image of ours.
     """
 
     kernel: int
@@ -44,6 +46,7 @@ class Trial:
     recorded: float | None
     seconds: Mapping[str, float]
     states: tuple[Mapping[str, Any], ...] = ()
+    resources: KernelResources | None = None
 
 
 @dataclass(frozen=True)

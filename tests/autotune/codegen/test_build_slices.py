@@ -9,12 +9,15 @@ from contextlib import closing
 
 import pytest
 import trace_events
+from kernels import need_compiler
 from processes import HANG
 
 from autotune.codegen import toolchain
 from autotune.codegen.build_queue import BuildQueue, build
 from autotune.codegen.ninja_build import Unit
-from autotune.core import timeline
+from autotune.core import architecture, timeline
+from autotune.families import Kernel, family
+from autotune.ir import Epilogue
 
 pytestmark = pytest.mark.process
 
@@ -89,6 +92,16 @@ def test_a_unit_that_fails_is_shown_with_its_kernels_alone_and_those_that_exist_
             assert all(built.path for built in build(kernels, jobs=1))
     [[one]] = lanes(tmp_path / "again.json").values()
     assert len(one["args"]["kernels"]) == 2 and "error" not in one["args"]
+
+
+def test_the_registers_of_kernels_for_a_gpu_are_shown(tmp_path, monkeypatch):
+    need_compiler("sm_80")
+    monkeypatch.setenv("AUTOTUNE_GENERATED", str(tmp_path / "generated"))
+    config = next(family("cuda_avg_pool2d").configs(architecture("sm80"), "f16", Epilogue()))
+    with timeline.recording(tmp_path / "trace.json"):
+        [built] = build([Kernel.of("cuda_avg_pool2d", config, "f16", Epilogue(), "sm_80")], jobs=1)
+    [[one]] = lanes(tmp_path / "trace.json").values()
+    assert one["args"]["registers"] == [built.resources[0].registers] and one["args"]["spill_bytes"] == [0]
 
 
 def test_what_is_being_compiled_at_the_end_of_a_run_is_given_up(compiler, units, tmp_path):

@@ -6,6 +6,10 @@ const VIEW = document.getElementById("layer");
 const ROWS = 300; // rows of a table that are made at once; the others follow on demand
 const [US, SPREAD, STATUS, ERROR, FINAL, RECORDED, FIRST] = [0, 1, 2, 3, 4, 5, 6]; // places in a trial
 
+// Columns of kernels for GPUs: registers of a thread, bytes of spill stores and loads.
+const RESOURCES = [["registers", "registers"], ["spills, B", "spills"]]
+  .map(([heading, name]) => [heading, t => t[name], t => String(t[name] ?? "")]);
+
 // Return a number with about three significant digits.
 const number = value => (value === null ? "" : value.toFixed(value < 10 ? 2 : value < 100 ? 1 : 0));
 const clock = seconds => (seconds === null ? "" : new Date(1000 * seconds).toISOString().slice(0, 19).replace("T", " "));
@@ -14,7 +18,7 @@ const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 // Return the trials of some families as rows with names instead of indices.
 function trialsOf(families) {
   return families.flatMap(family =>
-    family.trials.map(trial => ({
+    family.trials.map((trial, n) => ({
       family: family.name,
       us: trial[US],
       spread: trial[SPREAD],
@@ -22,6 +26,8 @@ function trialsOf(families) {
       error: family.errors[trial[ERROR]],
       final: Boolean(trial[FINAL]),
       recorded: trial[RECORDED],
+      registers: family.resources[n]?.[0] ?? null,
+      spills: family.resources[n]?.[1] ?? null,
       values: Object.fromEntries(
         family.parameters.flatMap(([name, known], i) => {
           const index = trial[FIRST + i];
@@ -45,6 +51,7 @@ function columnsOf(families) {
     ["time, us", t => t.us, t => number(t.us)],
     ["spread, us", t => t.spread, t => number(t.spread)],
     ...own,
+    ...(families.some(family => family.resources.length) ? RESOURCES : []),
     ["final", t => (t.final ? "final" : null), t => (t.final ? "final" : "")],
     ["status", t => t.status, t => (t.status === "ok" ? "ok" : `${t.status}: ${t.error}`)],
     ["recorded, UTC", t => t.recorded, t => clock(t.recorded)],
