@@ -66,8 +66,8 @@ class LegalSampler(BaseSampler):
         self.read(study)
         return bool(self.is_free.any())
 
-    def observe(self, i: int, value: float) -> None:
-        """Learn that config i reached an objective of `value`; it may be told several times."""
+    def observe(self, i: int, values: Sequence[float]) -> None:
+        """Learn that config i reached these objectives; it may be told several times."""
 
     def read(self, study: Study) -> None:
         """Take notice of the trials that were added to a study since the last call."""
@@ -85,8 +85,8 @@ class LegalSampler(BaseSampler):
             self.is_free[i] = False
             if trial.state == TrialState.RUNNING:
                 self._running[number] = i
-            elif trial.state in TIMED and trial.values is not None and len(trial.values) == 1:
-                self.observe(i, trial.values[0])
+            elif trial.state in TIMED and trial.values is not None:
+                self.observe(i, trial.values)
 
     def pending(self) -> list[int]:
         """Return the indices of the configs whose trials are running, as of the last `read`."""
@@ -118,8 +118,8 @@ class LegalSampler(BaseSampler):
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
         """Observe the result of a trial."""
         i = self.space.index_of(trial.params)
-        if state in TIMED and i is not None and values is not None and len(values) == 1:
-            self.observe(i, values[0])
+        if state in TIMED and i is not None and values is not None:
+            self.observe(i, values)
 
 
 class CostModelSampler(LegalSampler):

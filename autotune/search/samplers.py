@@ -18,6 +18,7 @@ from autotune.core import AutotuneError, UnknownNameError
 from autotune.families import Config
 from autotune.ir import Problem
 from autotune.search.legal_sampler import CostModelSampler, LegalSampler, NearestSampler
+from autotune.search.scalarization import ParetoFront
 from autotune.search.space import Space
 from autotune.search.study import SpaceStudy
 from autotune.search.transfer_history import TransferHistory
@@ -28,7 +29,7 @@ OPTUNA_WARM_START = 10
 """Number of configs with low predicted costs that are tried before a sampler of Optuna is asked."""
 
 KnownTimes = tuple[Space, Sequence[tuple[Config, float]]]
-"""A space outside the search, and configs of it with their objectives."""
+"""A space outside the search, and configs of it with their times, which stand for each of several objectives."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,16 @@ ANY_SAMPLER = "module:Class"
 """The form in which --sampler names a class that is not in SAMPLERS."""
 
 
-def sampler_choice(name: str) -> SamplerChoice:
+def sampler_choice(name: str, num_objectives: int = 1) -> SamplerChoice:
     """Return what a name of SAMPLERS, or "module:Class" for any other sampler of Optuna, stands for.
+
+    Args:
+        name: The name.
+        num_objectives: Number of objectives of the studies.
 
     Raises:
         UnknownNameError: There is no sampler of that name.
-        AutotuneError: The sampler cannot be imported or made.
+        AutotuneError: The sampler cannot be imported or made, or does not support several objectives.
     """
     if name in SAMPLERS:
         choice = SAMPLERS[name]
@@ -94,12 +99,39 @@ def sampler_choice(name: str) -> SamplerChoice:
             "optuna.samplers:QMCSampler"
         )
     if choice.make:
-        choice.make(0)  # a sampler that cannot be made is told before anything else is done
+        _check_objectives(name, choice.make(0), num_objectives)  # errors are told before anything else is done
     return choice
 
 
+def _check_objectives(name: str, sampler: BaseSampler, num_objectives: int) -> None:
+    """Sample for a trial of several objectives: samplers of Optuna that do not support them raise ValueError.
+
+    Raises:
+        AutotuneError: The sampler does not support several objectives.
+    """
+    if num_objectives == 1:
+        return
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        study = optuna.create_study(sampler=sampler, directions=["minimize"] * num_objectives)
+        study.ask()
+        [trial] = study.trials
+        # Before Optuna 5 only the first parameter of a trial calls this.
+        sampler.sample_relative(study, trial, sampler.infer_relative_search_space(study, trial))
+    except ValueError as error:
+        raise AutotuneError(
+            f"the sampler {name} supports one objective only: give --objective once, or another sampler, such as "
+            f"{DEFAULT_SAMPLER} or tpe"
+        ) from error
+
+
 def create_studies(
-    name: str, spaces: Sequence[Space], seed: int = 0, gain: float = 0.0, known: Sequence[KnownTimes] = ()
+    name: str,
+    spaces: Sequence[Space],
+    seed: int = 0,
+    gain: float = 0.0,
+    known: Sequence[KnownTimes] = (),
+    num_objectives: int = 1,
 ) -> list[SpaceStudy]:
     """Return a study of each space, in order.
 
@@ -110,31 +142,38 @@ def create_studies(
         gain: Expected improvement below which `TransferSampler` wants no trial, as a share of the best time; with 0 it
             always wants one.
         known: What is known of spaces outside the search; only `TransferSampler` learns from it.
+        num_objectives: Number of objectives of each study.
 
     Raises:
         AutotuneError: As for `sampler_choice`.
     """
-    choice = sampler_choice(name)
+    choice = sampler_choice(name, num_objectives)
     samplers: Sequence[LegalSampler]
     if choice.make:
         samplers = [NearestSampler(space, choice.make(seed + i)) for i, space in enumerate(spaces)]
     elif name == "transfer":
-        samplers = _transfer_samplers(spaces, gain, known)
+        samplers = _transfer_samplers(spaces, gain, known, num_objectives)
     else:
         samplers = [CostModelSampler(space) for space in spaces]
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # a study prints a line for each trial otherwise
-    return [SpaceStudy(space, sampler, choice.warm_start) for space, sampler in zip(spaces, samplers, strict=True)]
+    return [
+        SpaceStudy(space, sampler, choice.warm_start, num_objectives)
+        for space, sampler in zip(spaces, samplers, strict=True)
+    ]
 
 
-def _transfer_samplers(spaces: Sequence[Space], gain: float, known: Sequence[KnownTimes]) -> list[LegalSampler]:
+def _transfer_samplers(
+    spaces: Sequence[Space], gain: float, known: Sequence[KnownTimes], num_objectives: int
+) -> list[LegalSampler]:
     by_family: dict[str, list[Space]] = {}
     for space in (*spaces, *(other for other, _ in known)):
         by_family.setdefault(space.family, []).append(space)
-    histories = {family: TransferHistory(group) for family, group in by_family.items()}
+    fronts = {space.problem: ParetoFront() for group in by_family.values() for space in group}
+    histories = {family: TransferHistory(group, fronts) for family, group in by_family.items()}
     for space, values in known:
         for config, value in values:
             if (i := space.index_of(config)) is not None:
-                histories[space.family].add(space, i, value)
+                histories[space.family].add(space, i, [value] * num_objectives)
     races: dict[Problem, FamilyRace] = {space.problem: FamilyRace() for space in spaces}
     return [TransferSampler(space, histories[space.family], races[space.problem], gain) for space in spaces]
 

@@ -24,6 +24,7 @@ class SpaceStudy:
         space: The space that is searched.
         sampler: Chooses the configs.
         warm_start: Number of configs, those of `spread`, that are enqueued before the sampler is asked.
+        num_objectives: Number of objectives, which are all minimized.
 
     Attributes:
         space: The space that is searched.
@@ -33,9 +34,13 @@ class SpaceStudy:
         pending: The running trials, by the index of their config.
     """
 
-    def __init__(self, space: Space, sampler: LegalSampler, warm_start: int = 0) -> None:
+    def __init__(self, space: Space, sampler: LegalSampler, warm_start: int = 0, num_objectives: int = 1) -> None:
         self.space, self.sampler = space, sampler
-        self.study = optuna.create_study(sampler=sampler, study_name=f"{space.family} | {space.problem}")
+        self.study = optuna.create_study(
+            sampler=sampler,
+            study_name=f"{space.family} | {space.problem}",
+            directions=["minimize"] * num_objectives,
+        )
         self.num_observed = 0
         self.pending: dict[int, Trial] = {}
         self._tried: set[int] = set()
@@ -67,28 +72,45 @@ class SpaceStudy:
             asked.append(self.space.configs[i])
         return asked
 
-    def tell(self, config: Config, value: float | None, error: str | None = None, *, is_pruned: bool = False) -> None:
+    def tell(
+        self,
+        config: Config,
+        value: float | Sequence[float] | None,
+        error: str | None = None,
+        *,
+        is_pruned: bool = False,
+        others: Sequence[Sequence[float]] = (),
+    ) -> None:
         """Record the result of a config, asked for or not.
+
+        With several objectives a pruned trial is complete. Optuna prunes by intermediate values, which only a study of
+        one objective has (`Trial.report`). A slow config has a value of each objective, and may be best by another one
+        than time; a failed trial would teach the sampler nothing.
 
         Args:
             config: The config; one that is not in the space is ignored.
-            value: The objective, > 0, lower is better; None if the config failed.
+            value: The objective, or one value for each, > 0, lower is better; None if the config failed.
             error: The reason of a failure.
             is_pruned: Whether the trial was ended early because the config is slow; its value is then less exact.
+            others: Objectives of other launches of the config, which `value` does not dominate; each is a trial, too.
         """
         i = self.space.index_of(config)
         if i is None:
             return
+        values = [value] if isinstance(value, (int, float)) else value
+        is_pruned = is_pruned and len(self.study.directions) == 1
         self.num_observed += 1
         self._tried.add(i)
         if trial := self.pending.pop(i, None):
             if error:
                 trial.set_user_attr(ERROR, error)
-            if value is not None and is_pruned:
-                trial.report(value, 0)  # which becomes the trial's value
-            self.study.tell(trial, None if is_pruned else value, ended_state(value, is_pruned=is_pruned))
+            if values is not None and is_pruned:
+                trial.report(values[0], 0)  # which becomes the trial's value
+            self.study.tell(trial, None if is_pruned else values, ended_state(values, is_pruned=is_pruned))
         else:
-            self._add(self.space.configs[i], value, error, is_pruned)
+            self._add(self.space.configs[i], values, error, is_pruned)
+        for other in others:
+            self._add(self.space.configs[i], other)
 
     def wants(self, config: Config) -> bool:
         """Return whether a config is pending."""
@@ -111,10 +133,12 @@ class SpaceStudy:
                 return True
         return False
 
-    def _add(self, config: Config, value: float | None, error: str | None, is_pruned: bool) -> None:
+    def _add(
+        self, config: Config, values: Sequence[float] | None, error: str | None = None, is_pruned: bool = False
+    ) -> None:
         """Add the trial of a config that was not asked for."""
         attributes = {ERROR: error} if error else {}
-        self.study.add_trial(ended_trial(config, self.space.distributions, value, attributes, is_pruned=is_pruned))
+        self.study.add_trial(ended_trial(config, self.space.distributions, values, attributes, is_pruned=is_pruned))
         trial: FrozenTrial = self.study.get_trials(deepcopy=False)[-1]
         self.sampler.after_trial(
             self.study, trial, trial.state, trial.values
@@ -124,7 +148,7 @@ class SpaceStudy:
 def ended_trial(
     params: Mapping[str, Any],
     distributions: Mapping[str, BaseDistribution],
-    value: float | None,
+    values: Sequence[float] | None,
     attributes: Mapping[str, object],
     *,
     is_pruned: bool = False,
@@ -134,22 +158,22 @@ def ended_trial(
     Args:
         params: Its parameters.
         distributions: The distribution of each.
-        value: Its value; None for a failed trial.
+        values: Its value of each objective; None for a failed trial.
         attributes: Its user attributes.
-        is_pruned: Whether a trial with a value was pruned.
+        is_pruned: Whether a trial with a value of the only objective was pruned.
     """
     return create_trial(
-        state=ended_state(value, is_pruned=is_pruned),
-        value=value,
-        intermediate_values={0: value} if value is not None and is_pruned else None,
+        state=ended_state(values, is_pruned=is_pruned),
+        values=values,
+        intermediate_values={0: values[0]} if values is not None and is_pruned else None,
         params=dict(params),
         distributions=dict(distributions),
         user_attrs=dict(attributes),
     )
 
 
-def ended_state(value: float | None, *, is_pruned: bool) -> TrialState:
-    """Return the state of a trial that has ended: it failed if it has no value."""
-    if value is None:
+def ended_state(values: Sequence[float] | None, *, is_pruned: bool) -> TrialState:
+    """Return the state of a trial that has ended: it failed if it has no values."""
+    if values is None:
         return TrialState.FAIL
     return TrialState.PRUNED if is_pruned else TrialState.COMPLETE

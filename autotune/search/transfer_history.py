@@ -1,7 +1,8 @@
 """The results of one family on all layers, and the Gaussian process that predicts from them.
 
 A config that is fast for one problem is likely to be fast for similar problems, and similar configs are likely to be
-similarly fast. The Gaussian process models the logarithm of the time of every (problem, config) pair:
+similarly fast. The Gaussian process models the logarithm of the time of every (problem, config) pair. With several
+objectives it models their scalarization (search/scalarization.py):
 
     mean(p, c)               = level + log prior(p, c)
     covariance(p, c; p', c') = similarity(p, p') * (similarity(c, c') + slope * log prior(p, c) * log prior(p', c'))
@@ -13,7 +14,7 @@ It models residuals from the prior: mean function = prior cost. The slope term l
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,10 @@ from threadpoolctl import ThreadpoolController
 
 from autotune.core import timeline
 from autotune.families import Config
+from autotune.ir import Problem
 from autotune.search.gaussian_process import GaussianProcess, Matrix, Posterior, Vector
 from autotune.search.problem_similarity import similarities
+from autotune.search.scalarization import ParetoFront, Weights
 from autotune.search.space import Space, axes
 
 Indices = NDArray[np.int64]
@@ -50,12 +53,13 @@ class TransferHistory:
 
     Args:
         spaces: All spaces of the family, or some of them.
+        fronts: For each problem, the results of all families; by default of this family alone.
 
     Attributes:
         num_observed: Number of results.
     """
 
-    def __init__(self, spaces: Sequence[Space]) -> None:
+    def __init__(self, spaces: Sequence[Space], fronts: Mapping[Problem, ParetoFront] | None = None) -> None:
         self._spaces = tuple(spaces)  # keeps their ids in use
         self._index = {id(space): i for i, space in enumerate(spaces)}
         self._points, self._point_of = _config_points(spaces)
@@ -65,34 +69,44 @@ class TransferHistory:
         self._space_of = np.repeat(np.arange(len(spaces)), np.diff(self._starts))
         self._similarity = similarities([space.problem for space in spaces])
         self._most_similar = np.argsort(-self._similarity, axis=1, kind="stable")
-        self._log_times: list[dict[int, float]] = [{} for _ in spaces]
+        fronts = fronts or {space.problem: ParetoFront() for space in spaces}
+        self._fronts = [fronts[space.problem] for space in spaces]
+        self._results: list[dict[int, ParetoFront]] = [{} for _ in spaces]
         self._threads = ThreadpoolController()
         self.num_observed = 0
 
-    def add(self, space: Space, config: int, value: float) -> None:
+    def add(self, space: Space, config: int, values: Sequence[float]) -> None:
         """Record a result; of several results of one config the best counts, and an equal one is the same.
 
         Args:
             space: One of the spaces.
             config: Index of the config in its space.
-            value: The objective, > 0.
+            values: The objectives, > 0.
         """
-        known, log_time = self._log_times[self._index[id(space)]], math.log(value)
-        if log_time < known.get(config, math.inf):
-            known[config] = log_time
+        i, point = self._index[id(space)], tuple(map(math.log, values))
+        self._fronts[i].add(point)
+        if self._results[i].setdefault(config, ParetoFront()).add(point):
             self.num_observed += 1
+
+    def best(self, space: Space, weights: Weights) -> float:
+        """Return the lowest value of a space's problem by any family; infinite if there is none."""
+        front = self._fronts[self._index[id(space)]]
+        return front.least(front.ideal, weights)
 
     def has_observations(self, space: Space) -> bool:
         """Return whether a config of a space has succeeded."""
-        return bool(self._log_times[self._index[id(space)]])
+        return bool(self._results[self._index[id(space)]])
 
-    def posterior(self, space: Space, configs: Indices, pending: Sequence[int]) -> tuple[Indices, Posterior]:
-        """Predict the log times of the most promising configs, conditioned on what is pending.
+    def posterior(
+        self, space: Space, configs: Indices, pending: Sequence[int], weights: Weights
+    ) -> tuple[Indices, Posterior]:
+        """Predict the values of the most promising configs, conditioned on what is pending.
 
         Args:
             space: One of the spaces.
             configs: Indices of configs of that space.
             pending: Indices of configs of that space that are being measured.
+            weights: The weights of the objectives.
 
         Returns:
             The MAX_CANDIDATES of `configs` with the lowest means, in ascending order, and their joint posterior
@@ -102,11 +116,13 @@ class TransferHistory:
             timeline.span(timeline.Lane.SEARCH, "predict", candidates=len(configs), pending=len(pending)),
             self._threads.limit(limits=1, user_api="blas"),  # the compilers use the other cores
         ):
-            return self._posterior(self._index[id(space)], configs, pending)
+            return self._posterior(self._index[id(space)], configs, pending, weights)
 
-    def _posterior(self, space: int, configs: Indices, pending: Sequence[int]) -> tuple[Indices, Posterior]:
+    def _posterior(
+        self, space: int, configs: Indices, pending: Sequence[int], weights: Weights
+    ) -> tuple[Indices, Posterior]:
         start = self._starts[space]
-        X, y = self._observations(space)
+        X, y = self._observations(space, weights)
         level = y.mean()
         process = GaussianProcess(lambda x: level + self._log_prior[x], self._covariance, _NOISE_VARIANCE)
         process.fit(X, y)
@@ -119,16 +135,18 @@ class TransferHistory:
         rest = len(pending) + order
         return configs[order], Posterior(joint.mean[rest], joint.covariance[np.ix_(rest, rest)], joint.noise)
 
-    def _observations(self, space: int) -> tuple[Indices, Vector]:
-        """Return numbers and log times of the observations to fit: the most similar problems, the fastest first."""
+    def _observations(self, space: int, weights: Weights) -> tuple[Indices, Vector]:
+        """Return numbers and values of the observations to fit: the most similar problems, the best configs first."""
         rows: list[tuple[int, float]] = []
         for other in self._most_similar[space]:
-            fastest = sorted(self._log_times[other].items(), key=lambda item: item[1])
-            rows += [(self._starts[other] + config, value) for config, value in fastest]
+            ideal = self._fronts[other].ideal
+            values = [(config, front.least(ideal, weights)) for config, front in self._results[other].items()]
+            best = sorted(values, key=lambda item: item[1])
+            rows += [(self._starts[other] + config, value) for config, value in best]
             if len(rows) >= MAX_OBSERVATIONS:
                 break
-        numbers, values = zip(*rows[:MAX_OBSERVATIONS], strict=True)
-        return np.array(numbers), np.array(values)
+        X, y = zip(*rows[:MAX_OBSERVATIONS], strict=True)
+        return np.array(X), np.array(y)
 
     def _covariance(self, a: Indices, b: Indices) -> Matrix:
         """Return the prior covariances of the configs with these numbers; see the formula at the top of this file."""

@@ -3,11 +3,18 @@
 `TransferSampler` proposes the config with the largest expected improvement per second of compiling and timing, by the
 model of `transfer_history`. Each proposal is chosen as if the trials that run had ended. The samplers of one family
 share a `TransferHistory`, and those of one problem a `FamilyRace`.
+
+With several objectives each proposal is for other weights of their scalarization, as in ParEGO (Knowles 2006,
+search/scalarization.py), so the proposals spread over the Pareto front. Unlike in the paper, the weights take turns
+instead of being drawn: a study rests when nothing is expected for any of them. Objectives are not divided by their
+ranges: they are logarithms, whose differences have no unit.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +27,7 @@ from scipy.special import ndtr
 
 from autotune.search.gaussian_process import Posterior, Vector
 from autotune.search.legal_sampler import LegalSampler
+from autotune.search.scalarization import Weights, weight_vectors
 from autotune.search.space import Space
 from autotune.search.transfer_history import Indices, TransferHistory
 
@@ -39,17 +47,19 @@ class FamilyRace:
     """The competition of several families for the trials of one problem.
 
     Attributes:
-        best: Lowest log time of the problem, by any family.
-        expected_improvement: The largest expected improvement of each family when it was asked last.
+        expected_improvement: For each weights, the largest expected improvement of each family when it was asked last.
     """
 
-    best: float = math.inf
-    expected_improvement: dict[str, float] = field(default_factory=dict)
+    expected_improvement: dict[Weights, dict[str, float]] = field(default_factory=dict)
 
-    def must_wait(self, family: str) -> bool:
+    def expect(self, family: str, weights: Weights, improvement: float) -> None:
+        """Record the largest expected improvement of a family."""
+        self.expected_improvement.setdefault(weights, {})[family] = improvement
+
+    def must_wait(self, family: str, weights: Weights) -> bool:
         """Return whether another family expects so much more that it should be asked first."""
-        largest = max(self.expected_improvement.values())
-        return self.expected_improvement[family] < MIN_IMPROVEMENT_SHARE * largest
+        expected = self.expected_improvement[weights]
+        return expected[family] < MIN_IMPROVEMENT_SHARE * max(expected.values())
 
 
 @dataclass
@@ -59,7 +69,7 @@ class _Candidates:
     Attributes:
         num_observed: Number of observations of the family that the posterior is conditioned on.
         configs: Indices of the configs.
-        posterior: Their log times.
+        posterior: Their values.
         pending: Indices of the configs of running trials that the posterior is conditioned on, in their order.
         improvement: The expected improvement of each; -1 for those that have a trial.
         seconds: The cost of a trial of each, once it is needed.
@@ -92,7 +102,7 @@ class _Candidates:
         Args:
             pending: Indices of all configs of running trials.
             is_free: Whether a config has no trial, for each config of the space.
-            best: Lowest log time of the problem.
+            best: Lowest value of the problem.
         """
         configs = self.configs.tolist()
         for i in pending[len(self.pending) :]:
@@ -100,6 +110,23 @@ class _Candidates:
         self.pending = pending
         improvement = expected_improvement(best - self.posterior.mean, self.posterior.deviation)
         self.improvement = np.where(is_free[self.configs], improvement, -1.0)
+
+
+@dataclass
+class _Search:
+    """The search for the lowest value of one scalarization; a single objective has one.
+
+    Attributes:
+        weights: The weights of the objectives.
+        rests_until: Number of observations that ends the rest.
+        evaluated_at: Observations of the family when the expected improvement was computed last.
+        candidates: The candidates of the last evaluation.
+    """
+
+    weights: Weights
+    rests_until: int = 0
+    evaluated_at: int = -1
+    candidates: _Candidates | None = None
 
 
 class TransferSampler(LegalSampler):
@@ -111,7 +138,8 @@ class TransferSampler(LegalSampler):
         space: The space to search.
         history: What is known of the space's family; by default nothing but the trials of the study.
         race: The race of the families for the space's problem; by default the family is alone.
-        gain: No trial is wanted while no config is expected to improve the problem's best time by this share of it.
+        gain: No trial is wanted while no config is expected to improve the problem's best time by this share of it;
+            with several objectives, their best scalarization, whatever the weights.
     """
 
     def __init__(
@@ -124,79 +152,93 @@ class TransferSampler(LegalSampler):
         super().__init__(space)
         self._history = history or TransferHistory([space])
         self._race, self._gain = race or FamilyRace(), gain
-        self._rests_until = 0  # the number of observations that ends the rest
-        self._evaluated_at = -1  # observations of the family when the expected improvement was computed last
-        self._candidates: _Candidates | None = None
+        self._searches: deque[_Search] = deque()  # the next one first
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return all parameters.
 
         Raises:
-            ValueError: The study has several objectives, or maximizes.
+            ValueError: The study maximizes an objective.
         """
-        if study.directions != [StudyDirection.MINIMIZE]:
+        if any(direction != StudyDirection.MINIMIZE for direction in study.directions):
             names = ", ".join(direction.name for direction in study.directions)
-            raise ValueError(f"TransferSampler minimizes one objective; the directions of the study are {names}")
+            raise ValueError(f"TransferSampler minimizes all objectives; the directions of the study are {names}")
         return super().infer_relative_search_space(study, trial)
 
-    def observe(self, i: int, value: float) -> None:
+    def observe(self, i: int, values: Sequence[float]) -> None:
         """Record a result for the family and for the problem."""
-        self._history.add(self.space, i, value)
-        self._race.best = min(self._race.best, math.log(value))
+        self._history.add(self.space, i, values)
 
     def wants_trial(self, study: Study) -> bool:
         """Return False while the study rests, or another family of the problem goes first.
 
         Before the first observation of the family, a trial that runs is waited for.
         """
+        searches = self._searches_of(study)
         if not super().wants_trial(study):
-            self._expect(0.0)
+            for search in searches:
+                self._expect(search, 0.0)
             return False
         if not self._history.num_observed:
             return not self.pending()
-        if self._history.num_observed < self._rests_until:
-            return False
-        if self._history.num_observed == self._evaluated_at and self._must_wait():
-            return False  # no new observation could change the expected improvement
-        largest = self._evaluate().improvement.max()
-        self._expect(largest)
-        if self._history.has_observations(self.space) and largest < self._gain:
-            self._rests_until = self._history.num_observed + REST_OBSERVATIONS
-            self._expect(0.0)
-            return False
-        return not self._must_wait()
+        for _ in range(len(searches)):
+            if self._wants(searches[0]):
+                return True
+            searches.rotate(-1)
+        return False
 
     def choose(self, study: Study, trial: FrozenTrial) -> int:
         """Return the config of the largest expected improvement per second; by the prior if all trials failed."""
         if not self._history.num_observed:
             return int(self.is_free.argmax())
-        candidates = self._evaluate()
+        searches = self._searches_of(study)
+        candidates = self._evaluate(searches[0])
+        searches.rotate(-1)
         if candidates.seconds is None:
             candidates.seconds = np.array([self.trial_seconds(self.space.configs[i]) for i in candidates.configs])
         return int(candidates.configs[(candidates.improvement / candidates.seconds).argmax()])
 
-    def _evaluate(self) -> _Candidates:
+    def _searches_of(self, study: Study) -> deque[_Search]:
+        if not self._searches:
+            self._searches.extend(_Search(weights) for weights in weight_vectors(len(study.directions)))
+        return self._searches
+
+    def _wants(self, search: _Search) -> bool:
+        """Return False while a search rests, or another family of the problem goes first."""
+        if self._history.num_observed < search.rests_until:
+            return False
+        if self._history.num_observed == search.evaluated_at and self._must_wait(search):
+            return False  # no new observation could change the expected improvement
+        largest = self._evaluate(search).improvement.max()
+        self._expect(search, largest)
+        if self._history.has_observations(self.space) and largest < self._gain:
+            search.rests_until = self._history.num_observed + REST_OBSERVATIONS
+            self._expect(search, 0.0)
+            return False
+        return not self._must_wait(search)
+
+    def _evaluate(self, search: _Search) -> _Candidates:
         """Return the candidates with their expected improvements, as of the last `read`.
 
         Between two observations the posterior is kept: another trial that runs only shrinks its covariance.
         """
-        found, pending = self._candidates, self.pending()
+        found, pending = search.candidates, self.pending()
         if found is None or not found.are_current(self._history.num_observed, pending, self.is_free):
-            configs, posterior = self._history.posterior(self.space, self.free, pending)
+            configs, posterior = self._history.posterior(self.space, self.free, pending, search.weights)
             found = _Candidates(self._history.num_observed, configs, posterior, pending, np.zeros(len(configs)))
-            self._candidates = found
-        best = self._race.best
+            search.candidates = found
+        best = self._history.best(self.space, search.weights)
         if not self._history.has_observations(self.space):
             best = min(best, found.posterior.mean.min())
         found.evaluate(pending, self.is_free, best)
         return found
 
-    def _expect(self, improvement: float) -> None:
-        self._race.expected_improvement[self.space.family] = float(improvement)
-        self._evaluated_at = self._history.num_observed
+    def _expect(self, search: _Search, improvement: float) -> None:
+        self._race.expect(self.space.family, search.weights, float(improvement))
+        search.evaluated_at = self._history.num_observed
 
-    def _must_wait(self) -> bool:
-        return self._race.must_wait(self.space.family)
+    def _must_wait(self, search: _Search) -> bool:
+        return self._race.must_wait(self.space.family, search.weights)
 
 
 def expected_improvement(gap: Vector, deviation: Vector) -> Vector:

@@ -3,7 +3,7 @@
 from autotune.tuner.foreign_kernels import ForeignKernels, kernel_of
 from autotune.tuner.library_candidates import LibraryCandidates
 from autotune.tuner.line_progress import LineProgress
-from autotune.tuner.objectives import OBJECTIVES
+from autotune.tuner.objectives import DEFAULT_OBJECTIVES, OBJECTIVES
 from autotune.tuner.options import TunerOptions
 from autotune.tuner.phases import PREPARATION, PhaseTime
 from autotune.tuner.progress import Progress
@@ -33,6 +33,7 @@ from autotune.tuner.traced_progress import TracedProgress
 from autotune.tuner.tuner import Tuner
 
 __all__ = [
+    "DEFAULT_OBJECTIVES",
     "INDUCTOR_MODES",
     "OBJECTIVES",
     "PREPARATION",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,8 +41,10 @@ OBJECTIVES = {
 DEFAULT_OBJECTIVES = ("time",)
 
 
-def objective_value(names: Sequence[str], problem: Problem, us: float | None, details: Details) -> float | None:
-    """Return the product of some objectives, which does not depend on their units.
+def objective_values(
+    names: Sequence[str], problem: Problem, us: float | None, details: Details
+) -> tuple[float, ...] | None:
+    """Return the values of some objectives.
 
     Args:
         names: Names of OBJECTIVES.
@@ -52,9 +53,9 @@ def objective_value(names: Sequence[str], problem: Problem, us: float | None, de
         details: The details of the measurement.
 
     Returns:
-        The value to minimize, or None if the trial failed or one of the quantities was not measured.
+        The values to minimize, or None if the trial failed or one of the quantities was not measured.
     """
     if us is None:
         return None
     values = [OBJECTIVES[name].value(problem, us, details) for name in names]
-    return math.prod(v for v in values if v is not None) if None not in values else None
+    return tuple(v for v in values if v is not None) if None not in values else None

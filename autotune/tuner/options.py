@@ -25,7 +25,7 @@ class TunerOptions:
         sampler: A name of search.SAMPLERS, or "module:Class" for another sampler of Optuna.
         limit: Largest number of configs in the space of a family and a problem; 0 for no limit.
         gain: A study rests while it expects no config to improve the best time by this share of it.
-        objectives: Names of tuner.OBJECTIVES; their product is minimized.
+        objectives: Names of tuner.OBJECTIVES; several are minimized together, which finds their Pareto front.
         vendor: The library whose plans are candidates on a GPU: "cudnn" or "none".
         inductor: The modes in which Inductor compiles calls of torch's operators; none if it does not.
         baseline_first: Time torch's operators of all problems before the search, for a training step: that runs a

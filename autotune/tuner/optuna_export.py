@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.distributions import CategoricalDistribution
+from optuna.exceptions import ExperimentalWarning
 from optuna.trial import FrozenTrial
 from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.families import families
+from autotune.ir import Problem, parse
 from autotune.measure import TRIAL_STEPS, is_pruned
 from autotune.search import ended_trial
+from autotune.tuner.objectives import DEFAULT_OBJECTIVES, OBJECTIVES, objective_values
 from tuning_db import DatabaseError, Store
 from tuning_db.schema import Device, KernelRow, Measurement
 
@@ -59,8 +64,15 @@ class RecordedStudy:
             config = {name: config[name] for name in _LIBRARY_PARAMETERS if name in config} or config
         return {**config, **launch}
 
-    def trials(self) -> list[FrozenTrial]:
-        """Return the trials. A parameter has the same choices in all of them, as Optuna wants."""
+    def trials(self, objectives: Sequence[str] = DEFAULT_OBJECTIVES) -> list[FrozenTrial]:
+        """Return the trials. A parameter has the same choices in all of them, as Optuna wants.
+
+        Args:
+            objectives: Names of tuner.OBJECTIVES, which are the values of a trial.
+
+        Raises:
+            AutotuneError: An objective depends on the problem, whose operator is not defined here.
+        """
         found = [(self.params(row.kernel, row.launch), row) for row in self.measured]
         broken = [(self.params(kernel, {}), kernel) for kernel in self.failed]
         seen: dict[str, dict[Value, None]] = defaultdict(dict)
@@ -70,24 +82,43 @@ class RecordedStudy:
             for name, value in params.items():
                 seen[name][value] = None
         choices = {name: CategoricalDistribution(tuple(values)) for name, values in seen.items()}
-        trials = [_measured_trial(params, choices, row) for params, row in found]
+        trials = [_measured_trial(params, choices, row, self._values(row, objectives)) for params, row in found]
         for params, kernel in broken:
             trials.append(_trial(params, choices, None, {"status": "does not compile", "error": kernel.error}))
         return trials
 
+    def _values(self, row: Measurement, objectives: Sequence[str]) -> Sequence[float] | None:
+        """Return the objectives of a measurement; None if it failed or one of them was not measured."""
+        if row.status != "ok" or row.median_us is None:
+            return None
+        if tuple(objectives) == DEFAULT_OBJECTIVES:
+            return [row.median_us]  # also for operators that are not defined here
+        return objective_values(objectives, self._problem, row.median_us, row.details)
 
-def export(store: Store, path: Path, tell: Callable[[int, int], object] = lambda *_: None) -> int:
+    @cached_property
+    def _problem(self) -> Problem:
+        return parse(self.problem)
+
+
+def export(
+    store: Store,
+    path: Path,
+    tell: Callable[[int, int], object] = lambda *_: None,
+    objectives: Sequence[str] = DEFAULT_OBJECTIVES,
+) -> int:
     """Write a new storage of Optuna, an SQLite file.
 
     Args:
         store: The database.
         path: The file.
         tell: Called with the number of studies that are written, and of all studies.
+        objectives: Names of tuner.OBJECTIVES.
 
     Returns:
         The number of studies.
 
     Raises:
+        AutotuneError: As for `RecordedStudy.trials`.
         DatabaseError: The file exists, or cannot be written.
     """
     part = path.with_name(f"{path.name}.part")
@@ -97,30 +128,41 @@ def export(store: Store, path: Path, tell: Callable[[int, int], object] = lambda
             raise DatabaseError(f"{path} exists: remove it or name another file")
         part.unlink(missing_ok=True)
         storage = optuna.storages.RDBStorage(f"sqlite:///{part}")
-        count = _write(store, storage, tell)
+        count = _write(store, storage, tell, objectives)
         os.replace(part, path)
     except (OSError, SQLAlchemyError) as error:
         raise DatabaseError(f"cannot write {path}: {str(error).splitlines()[0]}") from error
     return count
 
 
-def _write(store: Store, storage: optuna.storages.RDBStorage, tell: Callable[[int, int], object]) -> int:
+def _write(
+    store: Store,
+    storage: optuna.storages.RDBStorage,
+    tell: Callable[[int, int], object],
+    objectives: Sequence[str],
+) -> int:
     """Write all studies; returns their number."""
     event.listen(storage.engine, "connect", _write_without_waiting)
     storage.engine.dispose()  # the connections so far wait for the disk
     found = list(studies(store))
     for number, one in enumerate(found, 1):
-        study = optuna.create_study(storage=storage, study_name=f"{one.family} | {one.problem} | {one.device.name}")
+        study = optuna.create_study(
+            storage=storage,
+            study_name=f"{one.family} | {one.problem} | {one.device.name}",
+            directions=["minimize"] * len(objectives),
+        )
+        with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
+            study.set_metric_names(list(objectives))
         notes = {
             "device": one.device.name,
             "target": one.device.target,
             "problem": one.problem,
             "family": one.family,
-            "unit": "us",
+            "unit": ", ".join(OBJECTIVES[name].unit for name in objectives),
         }
         for key, value in notes.items():
             study.set_user_attr(key, value)
-        study.add_trials(one.trials())
+        study.add_trials(one.trials(objectives))
         tell(number, len(found))
     storage.engine.dispose()
     return len(found)
@@ -166,18 +208,21 @@ def _parameters(family: str) -> Sequence[Any]:
 
 
 def _measured_trial(
-    params: Mapping[str, Value], choices: Mapping[str, CategoricalDistribution], row: Measurement
+    params: Mapping[str, Value],
+    choices: Mapping[str, CategoricalDistribution],
+    row: Measurement,
+    values: Sequence[float] | None,
 ) -> FrozenTrial:
     notes = {
         "status": row.status,
-        "error": row.error,
+        "error": "an objective was not measured" if row.status == "ok" and values is None else row.error,
         "final": row.final,
         "relative_error": row.relative_error,
         "spread_us": row.spread_us,
         "kernel": row.kernel_id,
     }
-    us = row.median_us if row.status == "ok" else None
-    trial = _trial(params, choices, us, notes, pruned=not row.final and is_pruned(row.samples_us))
+    pruned = not row.final and is_pruned(row.samples_us)
+    trial = _trial(params, choices, values, notes, pruned=pruned and values is not None and len(values) == 1)
     if row.recorded:
         trial.datetime_complete = datetime.fromisoformat(row.recorded).replace(tzinfo=None)
         known = row.details.get("seconds", {})
@@ -189,11 +234,11 @@ def _measured_trial(
 def _trial(
     params: Mapping[str, Value],
     choices: Mapping[str, CategoricalDistribution],
-    us: float | None,
+    values: Sequence[float] | None,
     notes: Mapping[str, object],
     *,
     pruned: bool = False,
 ) -> FrozenTrial:
-    """Return a trial; one without a time has failed."""
+    """Return a trial; one without values has failed."""
     attributes = {name: value for name, value in notes.items() if value is not None}
-    return ended_trial(params, {name: choices[name] for name in params}, us, attributes, is_pruned=pruned)
+    return ended_trial(params, {name: choices[name] for name in params}, values, attributes, is_pruned=pruned)

@@ -11,7 +11,7 @@ from autotune.core import Architecture, pareto_front
 from autotune.families import AnyFamily, families, serving
 from autotune.ir import Epilogue, Problem, TorchCall, limit_us
 from autotune.libraries import aten, cudnn
-from autotune.tuner.objectives import OBJECTIVES
+from autotune.tuner.objectives import objective_values
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow, Measurement
 
@@ -61,9 +61,8 @@ def pareto_candidates(
     """Return the Pareto front of a problem's candidates: their texts and values, in ascending order of the values."""
     found: list[tuple[str, tuple[float, ...]]] = []
     for row in store.measurements(device, str(problem), "ok"):
-        values = [OBJECTIVES[name].value(problem, row.median_us or 0.0, row.details) for name in objectives]
-        if None not in values:
-            found.append((format_config(row), tuple(v for v in values if v is not None)))
+        if values := objective_values(objectives, problem, row.median_us, row.details):
+            found.append((format_config(row), values))
     return sorted((found[i] for i in pareto_front([values for _, values in found])), key=lambda one: one[1])
 
 

@@ -58,6 +58,14 @@ def test_list_shows_candidates_fastest_first(tuned_db):
     assert groups >= 15
 
 
+def test_list_shows_the_registers_of_kernels_for_a_gpu():
+    done = script("db", "list", ROOT / "tuning_db" / "networks_h200.db", "--most", 1000, COLUMNS="240")
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if " us  " in line]
+    assert any(re.search(r"sm90_conv2d .*  \d+ registers, \d+ B of spills ", line) for line in lines)
+    assert not any("registers" in line for line in lines if "us  torch" in line or "us  cuDNN" in line)
+
+
 def test_a_file_that_is_not_there_is_told_in_a_line(tmp_path):
     assert_error(script("db", "info", tmp_path / "absent.db"), "absent.db", "scripts/tune.py")
 
@@ -124,6 +132,16 @@ def test_what_was_too_slow_for_all_samples_is_a_pruned_trial(tuned_db, tmp_path)
     studies = [optuna.load_study(study_name=name, storage=f"sqlite:///{path}") for name in names_of(path)]
     pruned = [trial for study in studies for trial in study.trials if trial.state == optuna.trial.TrialState.PRUNED]
     assert [trial.value for trial in pruned] == [times[1]]
+
+
+def test_an_objective_that_was_not_measured_is_a_failed_trial_and_json_has_no_objectives(tuned_db, tmp_path):
+    path = tmp_path / "studies.sqlite3"
+    assert_error(script("db", "export", "--objective", "energy", tuned_db, path), "--objective is an option of")
+    assert script("db", "export", "--optuna", "--objective", "energy", tuned_db, path).returncode == 0
+    [name, *_] = names_of(path)
+    study = optuna.load_study(study_name=name, storage=f"sqlite:///{path}")
+    assert study.trials and all(trial.state == optuna.trial.TrialState.FAIL for trial in study.trials)
+    assert {trial.user_attrs["error"] for trial in study.trials} == {"an objective was not measured"}
 
 
 def names_of(path):

@@ -11,6 +11,7 @@ import time
 from contextlib import closing, suppress
 from pathlib import Path
 
+import optuna
 import psutil
 import pytest
 import trace_events
@@ -20,11 +21,16 @@ from repository import ROOT, SCRIPTS
 
 from autotune.codegen import toolchain
 from autotune.core import ToolchainError
+from autotune.ir import parse
+from autotune.tuner import pareto_candidates
 from tuning_db import Store
 
 WORKER = "autotune.measure.worker_main"
 GONE = 10.0
 """Seconds within which the processes of a run that has ended must be gone, on a busy machine."""
+
+DONE = (optuna.trial.TrialState.COMPLETE,)
+TWO_OBJECTIVES = ("--objective", "time", "--objective", "time-workspace")
 
 # -- tune.py -----------------------------------------------------------------------------------------------------------
 
@@ -78,6 +84,7 @@ def test_batch_sizes_are_tuned_together(tuned_db, tmp_path):
         (["--arch", "sm42"], ["sm42", "sm80", "cpu"]),
         (["--arch", "sm70", "--dtype", "bf16"], ["bf16", "sm70", "f16"]),
         (["--arch", "cpu", "--sampler", "tpf"], ["tpf", "tpe", "module:Class"]),
+        (["--arch", "cpu", "--sampler", "cmaes", *TWO_OBJECTIVES], ["cmaes supports one objective only", "transfer"]),
         (["--arch", "cpu", "--sampler", "optuna.samplers:Tpe"], ["optuna.samplers:Tpe", "no attribute 'Tpe'"]),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) and value[0].startswith("--") else "",
@@ -110,6 +117,33 @@ def test_no_compiler_is_told_in_a_line(tmp_path):
     arguments = ("--arch", "cpu", "--trials", 1, "--budget", "1s", "--db", tmp_path / "x.db")
     done = process("tune", *arguments, env={**os.environ, "CXX": "/nonexistent"})
     assert_error(done, "/nonexistent", "install g++ or set CXX")
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("sampler", ["transfer", "optuna.samplers:NSGAIISampler"])
+def test_several_objectives_end_with_the_pareto_front_of_optuna(sampler, tmp_path):
+    path, exported = tmp_path / "front.db", tmp_path / "studies.sqlite3"
+    problem = CONV.format(n=2)
+    limits = ("--trials", 8, "--budget", "5m", "--inductor", "off", "--from-db", "none")
+    done = script(
+        "tune", "--arch", "cpu", "--problem", problem, *TWO_OBJECTIVES, "--sampler", sampler, *limits, "--db", path
+    )
+    assert done.returncode == 0, done.stderr
+    table = done.stdout.partition("trade-offs: time, time-workspace")[2]
+    assert "us MiB" in table
+    with Store.open(path) as store:
+        [device] = store.devices()
+        front = pareto_candidates(store, device, parse(problem), ("time", "time-workspace"))
+        tried = [row for row in store.measurements(device, problem) if row.kernel.family.startswith("cpu_")]
+    assert len({row.kernel_id for row in tried}) >= 8
+    assert front and all(f"{us:.4g}" in table and f"{product:.4g}" in table for _, (us, product) in front)
+    assert script("db", "export", "--optuna", *TWO_OBJECTIVES, path, exported).returncode == 0
+    together = optuna.create_study(directions=["minimize", "minimize"])
+    for name in optuna.get_all_study_names(f"sqlite:///{exported}"):
+        study = optuna.load_study(study_name=name, storage=f"sqlite:///{exported}")
+        assert study.metric_names == ["time", "time-workspace"] and study.user_attrs["unit"] == "us, us MiB"
+        together.add_trials([optuna.trial.create_trial(values=trial.values) for trial in study.get_trials(states=DONE)])
+    assert {tuple(trial.values) for trial in together.best_trials} == {values for _, values in front}
 
 
 @pytest.mark.compile

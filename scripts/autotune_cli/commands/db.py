@@ -17,11 +17,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from autotune.codegen import KernelResources
 from autotune.core import AutotuneError, format_bytes
 from autotune.families import families
 from autotune.ir import parse
-from autotune.tuner import format_config, layer_winners, optuna_export
+from autotune.tuner import DEFAULT_OBJECTIVES, OBJECTIVES, format_config, layer_winners, optuna_export
 from autotune_cli.command_line import database, positive, seconds
+from autotune_cli.stored_resources import StoredResources
 from autotune_cli.tables import winners
 from tuning_db import DatabaseError, Store, diff, json_export, remote, signature
 from tuning_db.location import SCHEMA_VERSION, Location, check, file_of, is_address, is_remote
@@ -61,6 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     exported = command("export", "write the whole database as readable JSON", "DB", "FILE")
     exported.add_argument(
         "--optuna", action="store_true", help="write the trials as a storage of Optuna instead, for optuna-dashboard"
+    )
+    exported.add_argument(
+        "--objective",
+        action="append",
+        choices=list(OBJECTIVES),
+        help="with --optuna: a value of each trial (default time); may be repeated",
     )
     command("import", "add an exported file to a database, which is created if missing", "FILE", "DB")
     command("keygen", "write a new Ed25519 key to FILE, and its public half to FILE.pub", "FILE")
@@ -104,6 +112,7 @@ def best(store: Store, console: Console) -> None:
 
 
 def listing(store: Store, console: Console, most: int) -> None:
+    resources = StoredResources(store)
     for device in store.devices():
         for row in store.problems():
             measurements = store.measurements(device, row.text)
@@ -113,13 +122,24 @@ def listing(store: Store, console: Console, most: int) -> None:
             for measurement in measurements[:most]:
                 time = f"{measurement.median_us:9.2f} us" if measurement.median_us else f"{measurement.status:>12}"
                 mark = "final" if measurement.final else measurement.error or ""
-                console.print(f"  {time}  {format_config(measurement)}  {mark}", highlight=False)
+                needs = _needs(resources.of(measurement.kernel))
+                console.print(f"  {time}  {format_config(measurement)}{needs}  {mark}", highlight=False)
 
 
-def export(store: Store, path: Path, to_optuna: bool, console: Console) -> None:
+def _needs(resources: KernelResources | None) -> str:
+    """Return a kernel's registers and spilled bytes as text; empty if they are not known."""
+    if not resources:
+        return ""
+    spills = f", {resources.spill_bytes} B of spills" if resources.spill_bytes else ""
+    return f"  {resources.registers} registers{spills}"
+
+
+def export(store: Store, path: Path, to_optuna: bool, objectives: Sequence[str], console: Console) -> None:
     if to_optuna:
         with Console(stderr=True).status("reading the database") as status:
-            optuna_export.export(store, path, lambda done, of: status.update(f"{done} of {of} studies written"))
+            optuna_export.export(
+                store, path, lambda done, of: status.update(f"{done} of {of} studies written"), objectives
+            )
     else:
         json_export.export(store, path)
     console.print(f"{path}: {format_bytes(path.stat().st_size)}", highlight=False)
@@ -270,6 +290,9 @@ def show(args: argparse.Namespace, console: Console) -> None:
             case "list":
                 listing(store, console, args.most)
             case "export":
-                export(store, args.file, args.optuna, console)
+                if args.objective and not args.optuna:
+                    raise AutotuneError("--objective is an option of --optuna: JSON holds all that was measured")
+                objectives = tuple(dict.fromkeys(args.objective or DEFAULT_OBJECTIVES))
+                export(store, args.file, args.optuna, objectives, console)
             case "diff":
                 compare(store, stack.enter_context(Store.open(args.other)), console)

@@ -32,6 +32,7 @@ from autotune.libraries import inductor
 from autotune.measure import BUFFERS, TIMERS, Timing, Worker
 from autotune.search import ANY_SAMPLER, DEFAULT_SAMPLER, SAMPLERS, sampler_choice
 from autotune.tuner import (
+    DEFAULT_OBJECTIVES,
     INDUCTOR_MODES,
     OBJECTIVES,
     PREPARATION,
@@ -186,7 +187,7 @@ def _add_search(group: Group) -> None:
         action="append",
         choices=list(OBJECTIVES),
         help="; ".join(f"{name}: {objective.meaning}" for name, objective in OBJECTIVES.items())
-        + " (default time); may be repeated, and the trade-offs are then listed",
+        + " (default time); may be repeated: the search then looks for the Pareto front, which is listed",
     )
     group.add_argument("--seed", type=int, metavar="N", default=0, help="seed of the search (default 0)")
 
@@ -233,8 +234,8 @@ def _add_candidates(group: Group) -> None:
 def main(args: argparse.Namespace) -> int:
     use(args.families or [])
     families()  # registers the operators of a user's families
-    sampler_choice(args.sampler)  # a name that is wrong is told before a process starts
-    timing = Timing(args.timer, args.buffers, "energy" in (args.objective or []))
+    sampler_choice(args.sampler, len(_objectives(args)))  # a wrong name is told before a process starts
+    timing = Timing(args.timer, args.buffers, "energy" in _objectives(args))
     with ExitStack() as stack:
         stack.enter_context(timeline.recording(args.trace))
         timeline.switch(timeline.Lane.PHASES, PREPARATION, since=args.started)
@@ -272,6 +273,10 @@ def _files(databases: Sequence[Location]) -> list[Path]:
     return [file_of(place) for place in databases if str(place) != "none"]
 
 
+def _objectives(args: argparse.Namespace) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(args.objective or DEFAULT_OBJECTIVES))
+
+
 def _options(args: argparse.Namespace, bench: Bench, found: Machines) -> TunerOptions:
     return TunerOptions(
         bench.arch,
@@ -284,7 +289,7 @@ def _options(args: argparse.Namespace, bench: Bench, found: Machines) -> TunerOp
         sampler=args.sampler,
         limit=args.limit or 0,
         gain=args.gain,
-        objectives=tuple(dict.fromkeys(args.objective or ["time"])),
+        objectives=_objectives(args),
         vendor=args.vendor,
         inductor=inductor_modes(bench.device, args.inductor, is_here=found.are_here),
         baseline_first=args.train,

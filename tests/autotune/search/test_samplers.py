@@ -1,13 +1,14 @@
 """The search: every config at most once, legal ones only, and each sampler better than those that know less."""
 
 import itertools
+import math
 import random
 
 import pytest
 from optuna.samplers import RandomSampler
-from search_spaces import AXES, SPACE, drive, holed, key, separable, study_of
+from search_spaces import AXES, SPACE, conflicting, drive, holed, hypervolume, key, no_prior, separable, study_of
 
-from autotune.core import AutotuneError, UnknownNameError, architecture
+from autotune.core import AutotuneError, UnknownNameError, architecture, pareto_front
 from autotune.families import family
 from autotune.ir import Epilogue, parse
 from autotune.search import SAMPLERS, Space, create_studies, sampler_choice
@@ -143,6 +144,82 @@ def test_a_sampler_without_its_package_says_what_to_install(monkeypatch):
     monkeypatch.setattr("autotune.search.samplers.find_spec", lambda _: None)
     with pytest.raises(AutotuneError, match="pip install cmaes"):
         create_studies("cmaes", [])
+
+
+# -- several objectives ------------------------------------------------------------------------------------------------
+
+NSGA = "optuna.samplers:NSGAIISampler"
+ALL = [conflicting(config) for config in SPACE]
+FRONT = {ALL[i] for i in pareto_front(ALL)}
+WORST = tuple(map(max, zip(*ALL, strict=True)))
+
+
+def missing(name, trials, seed):
+    """The share of the hypervolume that a search leaves, and the number of points of the front that it finds."""
+    shuffled = random.Random(seed).sample(SPACE, len(SPACE))  # the prior knows nothing
+    study = study_of(name, shuffled, no_prior, seed, num_objectives=2)
+    found = set(map(conflicting, drive(study, conflicting, trials)))
+    return 1 - hypervolume(found, WORST) / hypervolume(FRONT, WORST), len(found & FRONT)
+
+
+@pytest.mark.parametrize(("name", "trials"), [("transfer", 60), ("tpe", 90), (NSGA, 220)])
+def test_a_learner_finds_most_of_the_pareto_front_and_more_than_chance(name, trials):
+    """By chance as many trials leave twice as much of the hypervolume. NSGA-II draws its first 50 at random."""
+    left, found = zip(*(missing(name, trials, seed) for seed in range(3)), strict=True)
+    by_chance, _ = zip(*(missing("random", trials, seed) for seed in range(3)), strict=True)
+    assert sum(left) < sum(by_chance) / 2, (left, by_chance)
+    assert max(left) < 0.01 and min(found) > len(FRONT) / 2, (left, found, len(FRONT))
+
+
+@pytest.mark.parametrize("name", [*NAMES, NSGA])
+def test_with_several_objectives_a_space_is_exhausted_and_the_front_is_optunas(name):
+    legal = holed()
+    study = study_of(name, legal, num_objectives=2)
+    asked = drive(study, conflicting, len(SPACE))
+    assert sorted(map(str, map(key, asked))) == sorted(map(str, map(key, legal)))
+    points = list(map(conflicting, legal))
+    assert {tuple(trial.values) for trial in study.study.best_trials} == {points[i] for i in pareto_front(points)}
+
+
+@pytest.mark.parametrize("name", [*NAMES, NSGA])
+def test_with_several_objectives_the_same_seed_asks_the_same(name):
+    first, second = (drive(study_of(name, holed(), seed=5, num_objectives=2), conflicting, 80) for _ in range(2))
+    assert first == second
+
+
+def test_gp_supports_several_objectives():
+    study = study_of("gp", SMALL, num_objectives=2)
+    try:
+        asked = drive(study, conflicting, OPTUNA_WARM_START + 1)
+    except AutotuneError as error:
+        pytest.skip(str(error))  # Optuna before 4.4
+    assert all(config in SMALL for config in asked) and len({key(config) for config in asked}) == len(asked)
+
+
+def test_a_search_of_several_objectives_goes_on_until_nothing_is_to_be_gained_anywhere_on_the_front():
+    """A search of the product rests when it has found the product's minimum, in the middle of the front."""
+    shuffled = random.Random(0).sample(SPACE, len(SPACE))
+    asked = drive(study_of("transfer", shuffled, gain=0.01, num_objectives=2), conflicting, len(SPACE))
+    of_product = drive(study_of("transfer", shuffled, gain=0.01), lambda c: math.prod(conflicting(c)), len(SPACE))
+    assert set(map(conflicting, asked)) >= FRONT and len(asked) < len(SPACE) / 2
+    assert len(FRONT & set(map(conflicting, of_product))) < len(FRONT) / 2
+
+
+class OneObjective(RandomSampler):
+    """Refuses several objectives, as samplers of Optuna do."""
+
+    def sample_relative(self, study, trial, search_space):
+        self._raise_error_if_multi_objective(study)
+        return {}
+
+
+@pytest.mark.parametrize("name", ["cmaes", "optuna.samplers:CmaEsSampler", f"{__name__}:OneObjective"])
+def test_a_sampler_of_one_objective_is_refused_in_a_sentence(name):
+    if "cma" in name.lower():
+        pytest.importorskip("cmaes")
+    sampler_choice(name)
+    with pytest.raises(AutotuneError, match=f"the sampler {name} supports one objective only: .*transfer or tpe"):
+        sampler_choice(name, 2)
 
 
 # -- any sampler of Optuna ---------------------------------------------------------------------------------------------

@@ -56,6 +56,44 @@ def test_a_config_that_is_too_slow_is_a_pruned_trial_with_its_time(name):
     assert study.num_observed == 2 and asked not in study.ask(5)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_several_objectives_are_the_values_of_a_trial(name):
+    study = study_of(name, SPACE[:20], num_objectives=2)
+    [first] = study.ask(1)
+    second, third = [config for config in SPACE[:20] if config != first][:2]
+    assert [direction.name for direction in study.study.directions] == ["MINIMIZE"] * 2
+    study.tell(first, (3.0, 4.0))
+    study.tell(second, None, "it does not compile")
+    study.tell(third, (2.0, 5.0))
+    assert states(study) == [TrialState.COMPLETE, TrialState.FAIL, TrialState.COMPLETE]
+    assert [trial.values for trial in study.study.trials] == [[3.0, 4.0], None, [2.0, 5.0]]
+    assert study.num_observed == 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_with_several_objectives_a_config_that_is_too_slow_is_a_complete_trial(name):
+    study = study_of(name, SPACE[:20], num_objectives=2)
+    [asked] = study.ask(1)
+    study.tell(asked, (9.0, 1.0), is_pruned=True)
+    never_asked = next(config for config in SPACE[:20] if config != asked)
+    study.tell(never_asked, (1.0, 9.0), is_pruned=True)
+    assert states(study) == [TrialState.COMPLETE] * 2
+    assert [trial.values for trial in study.study.best_trials] == [[9.0, 1.0], [1.0, 9.0]]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_launches_of_a_config_that_do_not_dominate_each_other_are_trials(name):
+    study = study_of(name, SPACE[:20], num_objectives=2)
+    [asked] = study.ask(1)
+    study.tell(asked, (2.0, 8.0), others=[(4.0, 4.0), (8.0, 2.0)])
+    assert [(trial.params, trial.values) for trial in study.study.best_trials] == [
+        (asked, [2.0, 8.0]),
+        (asked, [4.0, 4.0]),
+        (asked, [8.0, 2.0]),
+    ]
+    assert study.num_observed == study.num_started == 1 and asked not in study.ask(4)
+
+
 def test_the_transfer_sampler_learns_from_pruned_trials():
     told = {}
     for is_pruned in (False, True):

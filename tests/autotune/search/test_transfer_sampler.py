@@ -85,6 +85,29 @@ def test_a_family_yields_to_one_that_promises_more_and_neither_waits_for_ever():
     assert max(told for by, told in of_bad.items() if by <= 30) <= WARM_START + 4
 
 
+def test_with_several_objectives_families_compete_for_each_part_of_the_front():
+    """One family is good by the first objective, the other by the second: both are asked for their parts."""
+    configs = SPACE[::6]
+    spaces = [Space.ranked(PROBLEM, name, configs, [0.0] * len(configs)) for name in ("fast", "small")]
+    fast, small = create_studies("transfer", spaces, gain=0.01, num_objectives=2)
+    for _ in range(30):
+        for study, factors in ((fast, (1, 4)), (small, (4, 1))):
+            for config in study.ask(4):
+                study.tell(config, [factor * separable(config) for factor in factors])
+    best = min(map(separable, configs))
+    assert min(trial.values[0] for trial in fast.study.trials) == best
+    assert min(trial.values[1] for trial in small.study.trials) == best
+
+
+def test_known_times_stand_for_each_of_several_objectives():
+    legal, [outside, inside] = holed(2), layers(2)
+    cost = effects(2, 0)
+    known = (space_of(legal, no_prior, outside), [(config, cost(config)) for config in legal])
+    [study] = create_studies("transfer", [space_of(legal, no_prior, inside)], known=[known], num_objectives=2)
+    tried = drive(study, lambda config: (effects(2, 1)(config), 3 * effects(2, 1)(config)), WARM_START + 4)
+    assert min(map(effects(2, 1), tried)) <= 1.05 * min(map(effects(2, 1), legal))
+
+
 def test_what_is_compiled_already_is_preferred():
     study = study_of("transfer", SPACE)
     drive(study, separable, 20)
@@ -183,9 +206,9 @@ def test_known_times_of_spaces_outside_the_search_are_learned_from():
     assert min(map(effects(2, 1), tried)) <= 1.05 * min(map(effects(2, 1), legal))
 
 
-@pytest.mark.parametrize("directions", [["maximize"], ["minimize", "minimize"]])
-def test_it_minimizes_one_objective(directions):
+@pytest.mark.parametrize("directions", [["maximize"], ["minimize", "maximize"]])
+def test_it_minimizes(directions):
     sampler = TransferSampler(space_of(SPACE, no_prior))
     study = optuna.create_study(sampler=sampler, directions=directions)
-    with pytest.raises(ValueError, match="TransferSampler minimizes one objective; the directions of the study are"):
+    with pytest.raises(ValueError, match=r"minimizes all objectives; the directions of the study are .*MAXIMIZE"):
         study.ask(sampler.space.distributions)

@@ -1,15 +1,17 @@
 """The studies of a run know what the database holds, failures with their causes."""
 
+import random
+
 import pytest
 from databases import LIBRARY
 from optuna.trial import TrialState
 
 from autotune.codegen import rendering
-from autotune.core import architecture
+from autotune.core import AutotuneError, architecture
 from autotune.families import Kernel, family
 from autotune.ir import parse
 from autotune.measure import timed
-from autotune.tuner import Progress, Tuner, TunerOptions
+from autotune.tuner import Progress, Tuner, TunerOptions, pareto_candidates
 from autotune.tuner.kernel_builder import identity
 from tuning_db import Store
 
@@ -24,8 +26,9 @@ def add_kernel(store, kernel, **columns):
     return store.put_kernel(key, symbol="s", launch_names=launch_names, **columns)
 
 
-def measure(store, device, row, launch, status, us=None, error=None):
+def measure(store, device, row, launch, status, us=None, error=None, details=None):
     found = {"status": status, "median_us": us, "error": error, "samples_us": [us] if us else [], "final": False}
+    found["details"] = details or {}
     ids = {"device_id": device.id, "problem_id": store.put_problem(str(PROBLEM)).id, "kernel_id": row.id}
     store.put_measurement(**ids, launch=launch, **found)
 
@@ -78,6 +81,41 @@ def test_a_trial_is_pruned_if_the_best_launch_was_too_slow_for_all_samples(manag
     manager.tell_measured(manager.studies[0], slow, [slow_launch, faster_launch])
     found = [(trial.state, trial.value) for trial in manager.studies[0].study.trials]
     assert found == [(TrialState.COMPLETE, 3.0), (TrialState.PRUNED, 8.0)]
+
+
+def test_launches_that_trade_off_are_trials_and_the_table_is_optunas_pareto_front(tmp_path):
+    """Launch values may be faster with more energy, so a kernel has several points."""
+    objectives = ("time", "energy")
+    options = TunerOptions(SM90, "sm_90", trials=8, jobs=1, only=(FAMILY.name,), objectives=objectives)
+    rng = random.Random(0)
+    with Store.create(tmp_path / "a.db") as store:
+        tuner = Tuner(store, [PROBLEM], options, [], Progress())
+        device = store.put_device("gpu", "sm_90", flops_per_us=1.0, bytes_per_us=1.0, details={"processors": 132})
+        library = store.put_library(b"x", compiler="c", **LIBRARY)
+        for config in FAMILY.configs_for(PROBLEM, SM90)[:6]:
+            kernel = Kernel.of(FAMILY.name, config, "f16", PROBLEM.epilogue, "sm_90")
+            row = add_kernel(store, kernel, library_id=library.id)
+            for launch in FAMILY.launches(PROBLEM, kernel.values, SM90):
+                for us, energy in ((rng.uniform(1, 3), rng.uniform(1, 3)) for _ in range(4)):
+                    measure(store, device, row, dict(launch), "ok", us, details={"energy_uj": energy})
+        tuner.builder.load()
+        tuner.study_manager.enumerate()
+        tuner.study_manager.create_studies()
+        tuner.study_manager.tell_known(device)
+        [study] = tuner.study_manager.studies
+        shown = [values for _, values in pareto_candidates(store, device, PROBLEM, objectives)]
+    best = {tuple(trial.values) for trial in study.study.best_trials}
+    assert set(shown) == best and len(shown) > 2 and len(study.study.trials) > study.num_observed == 6
+
+
+def test_a_sampler_that_supports_one_objective_is_refused_before_anything_is_done(tmp_path):
+    pytest.importorskip("cmaes")
+    options = TunerOptions(SM90, "sm_90", trials=8, jobs=1, sampler="cmaes", objectives=("time", "energy"))
+    with (
+        Store.create(tmp_path / "a.db") as store,
+        pytest.raises(AutotuneError, match="cmaes supports one objective only"),
+    ):
+        Tuner(store, [PROBLEM], options, [], Progress())
 
 
 def test_a_kernel_without_launch_values_for_the_problem_is_a_failed_trial(manager_and_device):
