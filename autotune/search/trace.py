@@ -102,6 +102,20 @@ class TuneTrace:
         wanted = {require_one_of("family", name, sorted(known)) for name in names} or known
         return replace(self, spaces=tuple(traced for traced in self.spaces if traced.space.family in wanted))
 
+    def merged(self, other: TuneTrace) -> TuneTrace:
+        """Return the configs of two traces; one that both have keeps the result of this one.
+
+        Raises:
+            AutotuneError: They are of different devices.
+        """
+        if (self.device, self.target) != (other.device, other.target):
+            raise AutotuneError(f"recordings of {self.device} and of {other.device} cannot be merged")
+        spaces: dict[tuple[Problem, str], SpaceTrace] = {}
+        for traced in (*self.spaces, *other.spaces):
+            key = traced.space.problem, traced.space.family
+            spaces[key] = _merged(spaces[key], traced) if key in spaces else traced
+        return replace(self, spaces=tuple(spaces.values()))
+
     def save(self, path: Path) -> None:
         """Write gzipped JSON; the same trace gives the same bytes."""
         data = {
@@ -158,6 +172,18 @@ def trace_of(store: Store, device: Device) -> TuneTrace:
                 grouped.setdefault(kernel.family, {}).setdefault(kernel.config, []).append(row)
         traces += [_space_trace(problem, name, configs, arch, compile_seconds) for name, configs in grouped.items()]
     return TuneTrace(device.name, target, tuple(traces))
+
+
+def _merged(first: SpaceTrace, second: SpaceTrace) -> SpaceTrace:
+    """Return the configs of two traces of one problem and family, in ascending order of the predicted cost."""
+    space = first.space
+    new = [i for i, config in enumerate(second.space.configs) if space.index_of(config) is None]
+    rows = [
+        *zip(space.configs, space.costs, first.results, strict=True),
+        *((second.space.configs[i], second.space.costs[i], second.results[i]) for i in new),
+    ]
+    configs, costs, results = zip(*sorted(rows, key=lambda row: row[1]), strict=True)
+    return SpaceTrace(Space(space.problem, space.family, configs, costs), results)
 
 
 def _is_defined(row: Measurement) -> bool:

@@ -16,6 +16,9 @@ def test_the_script_records_and_compares(tuned_db, tmp_path):
     done = script("replay", "record", tuned_db, file)
     assert done.returncode == 0, done.stderr
     assert "spaces" in done.stdout and "trials" in done.stdout and file.stat().st_size > 100
+    merged = tmp_path / "merged.json.gz"
+    done = script("replay", "merge", file, file, merged)
+    assert done.returncode == 0 and merged.read_bytes() == file.read_bytes(), done.stderr
     options = ("--sampler", "cost-model", "--sampler", DEFAULT_SAMPLER, "--seeds", 2, "--chart", chart)
     done = script("replay", "compare", file, *options)
     assert done.returncode == 0, done.stderr

@@ -42,11 +42,16 @@ MOMENTS = (10.0, 20.0, 30.0, 60.0, 120.0, 180.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    commands = parser.add_subparsers(dest="command", required=True, metavar="record|compare|rate|cluster")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="record|merge|compare|rate|cluster")
     making = commands.add_parser("record", help="write the trials of a database to a recording")
     making.add_argument("database", type=Path, metavar="DB", help="preferably of autotune tune --sampler brute-force")
     making.add_argument("recording", type=Path, metavar="FILE", help="the file to write, gzipped JSON")
     making.add_argument("--device", help="name of the device, if the database has trials of several")
+    merging = commands.add_parser("merge", help="write the configs of two recordings of one device to a third")
+    merging.add_argument(
+        "recordings", type=Path, nargs=2, metavar="FILE", help="a config of both counts as in the first"
+    )
+    merging.add_argument("recording", type=Path, metavar="MERGED", help="the file to write")
     searching = commands.add_parser("compare", help="search a recording with each sampler and compare the results")
     searching.add_argument("recording", type=Path, metavar="FILE", help="what `record` wrote")
     searching.add_argument(
@@ -96,11 +101,22 @@ def record(args: argparse.Namespace, console: Console) -> None:
         trace = trace_of(store, device)
     if not trace.spaces:
         raise AutotuneError(f"{args.database} has no trials of kernels: a packed database keeps only the finals")
-    trace.save(args.recording)
+    _save(trace, args.recording, console)
+
+
+def merge(args: argparse.Namespace, console: Console) -> None:
+    """Write the configs of two recordings to a third."""
+    first, second = map(TuneTrace.load, args.recordings)
+    _save(first.merged(second), args.recording, console)
+
+
+def _save(trace: TuneTrace, path: Path, console: Console) -> None:
+    """Write a recording, and print what it holds."""
+    trace.save(path)
     trials = sum(len(result.launches) for traced in trace.spaces for result in traced.results)
     configs = sum(len(traced.results) for traced in trace.spaces)
-    size = format_bytes(args.recording.stat().st_size)
-    console.print(f"{args.recording}: {len(trace.spaces)} spaces, {configs} configs, {trials} trials, {size}")
+    size = format_bytes(path.stat().st_size)
+    console.print(f"{path}: {len(trace.spaces)} spaces, {configs} configs, {trials} trials, {size}")
 
 
 def mean(values: Sequence[float]) -> str:
@@ -205,7 +221,7 @@ def cluster(args: argparse.Namespace, console: Console) -> None:
         console.print(f"wrote {args.out} and {args.out.with_suffix('.png')}")
 
 
-COMMANDS = {"record": record, "compare": compare, "rate": rate, "cluster": cluster}
+COMMANDS = {"record": record, "merge": merge, "compare": compare, "rate": rate, "cluster": cluster}
 
 
 def main(args: argparse.Namespace) -> None:
