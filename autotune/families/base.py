@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cache, reduce
 from typing import Any, Generic, TypeVar
 
 from autotune.core import Architecture
@@ -44,6 +44,10 @@ class Parameter:
 
 CHANNELS_LAST = Parameter("channels_last", (0, 1), "1: the image is channels last in memory, as its caller has it")
 """A launch parameter of kernels that read an NCHW image. Tuning uses 0; a plan sets it to the layout of its input."""
+
+
+def _no_permissions(_: Config) -> Sequence[str]:
+    return ()
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class Family(Generic[P]):
     context: Callable[[Config, Architecture, str], Mapping[str, object]] = lambda config, arch, dtype: config
     dtypes: tuple[str, ...] = ("f16", "bf16", "tf32", "f32")
     why_illegal: Callable[[Config, Architecture, str, Epilogue], str | None] = lambda *_: None
-    required_permissions: Callable[[Config], Sequence[str]] = lambda _: ()
+    required_permissions: Callable[[Config], Sequence[str]] = _no_permissions
     candidate_values: Callable[[Parameter, Config, Architecture, str, P | None], Sequence[Value]] = (
         lambda parameter, *_: parameter.values
     )
@@ -133,11 +137,20 @@ class Family(Generic[P]):
 
     def configs_for(self, problem: P, arch: Architecture, allow: Sequence[str] = ()) -> list[dict[str, Value]]:
         """Return every legal config that fits a problem and can be launched for it; `allow` as in `configs`."""
+        known = _known_legal(self, arch, problem.dtype, problem.epilogue)
+
+        def is_legal(config: Config) -> bool:
+            # Layers share dtypes and epilogues, so a large network asks for the same configs many times.
+            values = tuple(config.values())
+            if values not in known:
+                known[values] = self.why_illegal(config, arch, problem.dtype, problem.epilogue) is None
+            return known[values]
+
         return [
             config
             for config in self._enumerated(arch, problem.dtype, problem, allow)
             if self.why_unfit(problem, config, arch) is None
-            and self.why_illegal(config, arch, problem.dtype, problem.epilogue) is None
+            and is_legal(config)
             and self.launches(problem, config, arch)
         ]
 
@@ -148,10 +161,10 @@ class Family(Generic[P]):
             for chosen in configs:
                 for value in self.candidate_values(parameter, chosen, arch, dtype, problem):
                     config = {**chosen, parameter.name: value}
-                    if set(self.required_permissions(config)) <= allowed:
+                    if required is _no_permissions or allowed.issuperset(required(config)):
                         yield config
 
-        allowed = set(allow)
+        required, allowed = self.required_permissions, set(allow)
         return reduce(extended, self.parameters, iter([{}]))
 
     def why_not_served(self, problem: Problem, arch: Architecture) -> str | None:
@@ -168,6 +181,14 @@ class Family(Generic[P]):
 
 AnyFamily = Family[Any]
 """A family whose problems' type is not known."""
+
+
+@cache
+def _known_legal(
+    family: AnyFamily, arch: Architecture, dtype: str, epilogue: Epilogue
+) -> dict[tuple[Value, ...], bool]:
+    """Return the memory of which configs, by their values, are legal; `why_illegal` is a pure function."""
+    return {}
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -104,7 +105,7 @@ class Epilogue:
         """Pickle the chain with the definitions of its custom steps, so that another process can read it."""
         return _restore, (self.names, tuple(step.custom for step in self.steps if step.custom))
 
-    @property
+    @cached_property
     def steps(self) -> tuple[Step, ...]:
         """Return the steps with their arguments numbered: tensors and vectors together, scalars apart."""
         steps, pointers, scalars = [], 0, 0
