@@ -6,9 +6,10 @@ The same loop drives a real device (autotune/tuner/tuner.py) and a recorded one 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from autotune.codegen import kernels_per_unit
 from autotune.core import ceil_div, timeline
@@ -19,7 +20,7 @@ from autotune.search.study import SpaceStudy
 MEASURE_BATCH = 4
 """Kernels that are measured before idle compilers are given new work."""
 PREFETCH = 32
-"""No more configs are asked for while this many compiled kernels wait to be measured on each device."""
+"""No more configs are asked for a device's problems while this many of their kernels wait to be measured."""
 COMPILING_PER_DEVICE = 16
 """Most translation units that are compiled at a time for each device. With more the device gets kernels faster than it
 times them. In replays 16 was best, 20 and 24 were worse (docs/experiments/cluster-scaling.md)."""
@@ -84,8 +85,25 @@ class Bench(Protocol):
         The last measurements may still be under way at return.
         """
 
+    def wait(self) -> None:
+        """Wait a moment, in which a measurement may end."""
+
     def finish(self) -> bool:
         """Wait for all measurements under way and tell the studies; return whether there were any."""
+
+
+class _Ready(NamedTuple):
+    """A kernel that waits to be measured.
+
+    Attributes:
+        kernel: The kernel.
+        problem: The problem that it was asked for first; None if it was built early.
+        rank: The rank of its config for that problem.
+    """
+
+    kernel: Kernel
+    problem: Problem | None
+    rank: int
 
 
 class Schedule:
@@ -127,81 +145,90 @@ class Schedule:
     def begin(self) -> None:
         """Give idle compilers work, if there is time left."""
         if self._bench.time_left():
-            self._compile()
+            self._compile([])
 
     def run(self) -> None:
         """Ask, compile and measure until no study wants more or the budget ends."""
-        queue: list[Kernel] = []
+        queue: list[_Ready] = []
         while self._bench.time_left():
             if self._all_rest and not queue:
                 self._bench.finish()  # the studies wanted nothing: tell them all results before they are asked again
-            # Kernels that wait to be measured will teach the studies more than they know now, so a long queue stops
-            # further questions. The few results that the device still owes do not: studies know what is pending.
-            asked = len(queue) < PREFETCH * self._bench.devices() and self._compile()
-            queue.extend(self._bench.ready(wait=False))
+            asked = self._compile(queue)
+            queue.extend(self._ready(wait=False))
             if not queue:
                 if self._bench.finish():
                     continue  # with these results the studies may want more
-                queue.extend(self._bench.ready(wait=True))
-            if queue:
-                self._bench.measure(self._next(queue))
+                queue.extend(self._ready(wait=True))
+            if batch := self._next(queue):
+                self._bench.measure(batch)
+            elif queue:
+                self._bench.wait()
             elif not asked:
                 break
         self._bench.finish()
 
-    def _next(self, queue: list[Kernel]) -> list[Kernel]:
+    def _ready(self, wait: bool) -> list[_Ready]:
+        """Return kernels that became ready since the last call, as `Bench.ready` does."""
+        return [_Ready(kernel, *self._asked_for.get(kernel, (None, 0))) for kernel in self._bench.ready(wait)]
+
+    def _next(self, queue: list[_Ready]) -> list[Kernel]:
         """Take the next kernels to measure: of the problems with the fewest results, in the order of the queue.
 
-        With several devices a problem has few results when it is done, so the order decides how soon it has
-        a good kernel: the lowest predicted cost is first, and devices with room get kernels. If none
-        has room, the next kernel waits for its own device.
+        Only devices with room get kernels. With several devices a problem has few results when it is done, so the order
+        decides how soon it has a good kernel: the lowest predicted cost is first.
         """
-        asked_for = [self._asked_for.get(kernel, (None, 0)) for kernel in queue]  # None: it was built early
-        results = {problem: self._num_results(problem) for problem, _ in asked_for}
-        if self._bench.devices() == 1:
-            order = sorted(range(len(queue)), key=lambda i: results[asked_for[i][0]])
-            taken = order[:MEASURE_BATCH]
-        else:
-            order = sorted(range(len(queue)), key=lambda i: (results[asked_for[i][0]], asked_for[i][1]))
-            taken = [order[place] for place in self._with_room([asked_for[i][0] for i in order])] or order[:1]
-        batch = [queue[i] for i in taken]
-        for i in sorted(taken, reverse=True):
-            del queue[i]
-        return batch
+        results = {ready.problem: self._num_results(ready.problem) for ready in queue}
+        by_rank = self._bench.devices() > 1
+        order = sorted(queue, key=lambda ready: (results[ready.problem], ready.rank if by_rank else 0))
+        taken = self._with_room(order)
+        for ready in taken:
+            queue.remove(ready)
+        return [ready.kernel for ready in taken]
 
-    def _with_room(self, problems: Sequence[Problem | None]) -> list[int]:
-        """Return the places of the first problems whose devices take a kernel without a wait."""
-        rooms, taken = list(self._bench.rooms()), list[int]()
-        for place, problem in enumerate(problems):
-            device = self._bench.place(problem) if problem else 0
-            if rooms[device]:
-                rooms[device] -= 1
-                taken.append(place)
+    def _with_room(self, order: Sequence[_Ready]) -> list[_Ready]:
+        """Return the first kernels whose devices take them without a wait."""
+        rooms, taken = list(self._bench.rooms()), list[_Ready]()
+        for ready in order:
             if len(taken) == MEASURE_BATCH or not any(rooms):
                 break
+            place = self._place(ready)
+            if rooms[place]:
+                rooms[place] -= 1
+                taken.append(ready)
         return taken
+
+    def _place(self, ready: _Ready) -> int:
+        """Return the number of the device that measures a kernel first."""
+        return self._bench.place(ready.problem) if ready.problem else 0
 
     def _num_results(self, problem: Problem | None) -> int:
         return sum(study.num_observed for study in self._by_problem[problem]) if problem else 0
 
-    def _compile(self) -> bool:
-        """Ask for as many kernels as the compilers can start on; return whether any were wanted."""
-        num_units, started = self._free_units(), time.perf_counter()
+    def _compile(self, queue: Sequence[_Ready]) -> bool:
+        """Ask for as many kernels as the compilers can start on; return whether any were wanted.
+
+        Kernels that wait to be measured will teach the studies more than they know now, so a long queue stops further
+        questions. The few results that a device still owes do not: studies know what is pending.
+        """
+        started, waiting = time.perf_counter(), Counter(map(self._place, queue))
+        short = {place for place in range(self._bench.devices()) if waiting[place] < PREFETCH}
+        num_units = self._free_units(len(short))
         # The second question counts: a family that waited in the first may be the one that expects most by then.
-        wanted = (self._wanted(num_units) or self._wanted(num_units)) if num_units else []
-        self._all_rest = bool(num_units) and not wanted
+        wanted = (self._wanted(num_units, short) or self._wanted(num_units, short)) if num_units else []
+        self._all_rest = bool(num_units) and not wanted and len(short) == self._bench.devices()
         if num_units:
             self._bench.compile(wanted, time.perf_counter() - started)
         return bool(wanted)
 
-    def _free_units(self) -> int:
-        """Return the number of translation units to start: for idle compilers, as far as devices can use them."""
+    def _free_units(self, devices: int) -> int:
+        """Return the number of translation units to start for some devices, as far as all devices can use them."""
         idle = self._bench.idle_compilers()
         busy = self._bench.compilers() - idle
-        return max(0, min(idle, COMPILING_PER_DEVICE * self._bench.devices() - busy))
+        room = COMPILING_PER_DEVICE * self._bench.devices() - busy
+        return max(0, min(idle, room, COMPILING_PER_DEVICE * devices))
 
-    def _wanted(self, num_units: int) -> list[Kernel]:
-        """Return kernels that fill about `num_units` translation units, asking each study at most once.
+    def _wanted(self, num_units: int, places: Container[int]) -> list[Kernel]:
+        """Return kernels that fill about `num_units` translation units, asking each study of some devices at most once.
 
         The order is that of stride scheduling (Waldspurger and Weihl 1995): each turn advances a study's pass by the
         inverse of its weight, and the study with the lowest pass is next. Equal weights make it a round robin. A study
@@ -211,12 +238,13 @@ class Schedule:
         filled = 0.0
         weights = self._weights() if self._weights else {}
         heaviest = max(weights.values(), default=1.0) or 1.0
-        for study in sorted(self._turns, key=self._passes.__getitem__):
+        asking = [study for study in self._turns if self._bench.place(study.space.problem) in places]
+        for study in sorted(asking, key=self._passes.__getitem__):
             weight = weights.get(study.space.problem, heaviest) / heaviest
             self._passes[study] += 1 / max(weight, MIN_WEIGHT)
             per_unit = kernels_per_unit(study.space.family)
             batch = max(ASK_BATCH, per_unit) if study.num_started >= ASK_BATCH else WARM_START_BATCH
-            count = max(batch, ceil_div(num_units * per_unit, len(self._turns)))
+            count = max(batch, ceil_div(num_units * per_unit, len(asking)))
             left = self._trials_left(study.space.problem)
             if self._is_large and not study.num_started:
                 self._enqueue_existing(study)

@@ -217,6 +217,10 @@ class _SimulatedBench:
                 while len(running) >= self._depth:
                     self._end_next()
 
+    def wait(self) -> None:
+        if any(self._running):
+            self._end_next()
+
     def finish(self) -> bool:
         waited = any(self._running)
         while any(self._running):

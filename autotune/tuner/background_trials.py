@@ -18,7 +18,7 @@ from autotune.measure import Worker
 from autotune.tuner.progress import Progress
 from autotune.tuner.threads import stop_until_done
 from autotune.tuner.time_breakdown import TimeBreakdown
-from autotune.tuner.trial_queue import TrialQueue, WantedTrial
+from autotune.tuner.trial_queue import TrialQueue, WantedTrial, known_times
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow
 
@@ -51,7 +51,8 @@ class BackgroundTrials:
         self.worker, self._work, self._progress = worker, deque(work), progress
         self._breakdown, self._closed = TimeBreakdown(), False
         self._begun, self.seconds = time.monotonic(), 0.0
-        self._trials = TrialQueue(store, worker, device, self._breakdown, self._progress)
+        best_us = known_times(store, device, (problem for problem, _ in self._work))
+        self._trials = TrialQueue(store, worker, device, self._breakdown, self._progress, best_us)
         self._executor = ThreadPoolExecutor(1)
         self._started = self._executor.submit(worker.start)
 

@@ -18,7 +18,7 @@ from autotune.runtime import Candidate
 from autotune.search import MIN_DEPTH, device_places
 from autotune.tuner.progress import Progress
 from autotune.tuner.time_breakdown import TimeBreakdown
-from autotune.tuner.trial_queue import TrialQueue, WantedTrial
+from autotune.tuner.trial_queue import TrialQueue, WantedTrial, known_times
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow
 from tuning_db.store import CLAIMS
@@ -26,6 +26,7 @@ from tuning_db.store import CLAIMS
 MAX_WAITING = 4
 """Trials for each of several devices that may wait for room at theirs."""
 _POLL_SECONDS = 0.005
+_WAIT_SECONDS = 0.02
 
 
 class DeviceQueues:
@@ -50,8 +51,10 @@ class DeviceQueues:
         weights: Mapping[Problem, float],
     ) -> None:
         depth = CLAIMS if len(workers) == 1 else max(MIN_DEPTH, CLAIMS // len(workers))
+        self._best_us = known_times(store, device, weights)
         self._queues = [
-            TrialQueue(store, worker, device, breakdown, progress, place, depth) for place, worker in enumerate(workers)
+            TrialQueue(store, worker, device, breakdown, progress, self._best_us, place, depth)
+            for place, worker in enumerate(workers)
         ]
         self._weights, self._progress = dict(weights), progress
         self._places = device_places(self._weights, len(self._queues))
@@ -73,7 +76,7 @@ class DeviceQueues:
     def rooms(self) -> list[int]:
         """Return how many candidates each device takes now; results that have come back make room."""
         self._advance()
-        return [queue.room for queue in self._queues]
+        return [max(0, queue.room - len(self._waiting[queue])) for queue in self._queues]
 
     def submit(self, wanted: WantedTrial) -> None:
         """Try a kernel on a problem, as TrialQueue.submit does, on the problem's device.
@@ -87,6 +90,10 @@ class DeviceQueues:
         self._advance()
         while self._num_waiting > MAX_WAITING * len(self._queues):
             self._wait()
+
+    def wait(self) -> None:
+        """Wait a moment. Devices that are full have work for longer."""
+        time.sleep(_WAIT_SECONDS)
 
     def drain(self) -> bool:
         """Record all results; return whether there were any."""
@@ -102,7 +109,7 @@ class DeviceQueues:
 
     def best_us(self, problem: Problem) -> float | None:
         """Return the best time of a problem as far as this process knows."""
-        return self._of(problem).best_us(problem)
+        return self._best_us.get(problem)
 
     @property
     def _num_waiting(self) -> int:

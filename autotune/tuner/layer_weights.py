@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from autotune.ir import Network, Problem, limit_us
 from tuning_db.schema import Device
 
+KEPT_SECONDS = 1.0
+"""Age up to which `recent` returns weights again: those of 1,000 problems take 20 ms, and they change slowly."""
 _FLOPS_PER_US, _BYTES_PER_US = 1e6, 1e4
 """Rates of a typical device, until those of the real one are known; only their ratio matters."""
 
@@ -36,6 +40,7 @@ class LayerWeights:
         self._counts = [{problem: count[problem] for problem in self._problems if count[problem]} for count in used]
         self._counts = self._counts or [dict(given)]
         self._best_us = best_us
+        self._recent: tuple[float, dict[Problem, float]] = -math.inf, {}
         self.set_rates(_FLOPS_PER_US, _BYTES_PER_US)
 
     def set_device(self, device: Device) -> None:
@@ -61,9 +66,16 @@ class LayerWeights:
                 problem: count * (best[problem] or ratio * self._limits[problem]) for problem, count in counts.items()
             }
             total = sum(times.values()) or 1.0
-            for problem, time in times.items():
-                weights[problem] += time / total
+            for problem, us in times.items():
+                weights[problem] += us / total
         return weights
+
+    def recent(self) -> dict[Problem, float]:
+        """Return the weights of all problems as they were at most KEPT_SECONDS ago."""
+        now = time.monotonic()
+        if now - self._recent[0] > KEPT_SECONDS:
+            self._recent = now, self.all()
+        return self._recent[1]
 
     def sorted(self) -> list[Problem]:
         """Return the problems, the heaviest first."""

@@ -11,7 +11,9 @@ from autotune.core import timeline
 STEPS = ("search", "emit", "compile", "load", "verify", "time")
 """Phases of a trial. `verify` and `time` use the device; the others use CPU cores, in parallel with it if possible."""
 WAIT = "wait for compilers"
-"""The device has no work, but compilers have."""
+"""A device has no work, but compilers have; of several devices the mean."""
+IDLE = "wait"
+"""In the seconds of a trial: how long its device had no work before it."""
 RECORD = "record"
 """Reading and writing the database."""
 
@@ -21,12 +23,16 @@ class TimeBreakdown:
 
     Phases run in parallel, so their sum may exceed the total.
 
+    Args:
+        devices: Number of devices that verify and time.
+
     Attributes:
         seconds: Seconds by phase: STEPS, WAIT and RECORD.
         trials: Number of trials.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, devices: int = 1) -> None:
+        self._devices = devices
         self._started = self._since = time.perf_counter()
         self._compilers_busy, self._busy_devices = False, set[int]()
         self.seconds = dict.fromkeys((*STEPS, WAIT, RECORD), 0.0)
@@ -51,7 +57,7 @@ class TimeBreakdown:
     def set_busy(self, compilers: bool | None = None, device: bool | None = None, place: int = 0) -> None:
         """State whether the compilers and a device have work from now on; None changes nothing.
 
-        While only the compilers have work, the devices wait for them, whatever the tuner itself does meanwhile.
+        While compilers have work, a device without any waits for them, whatever the tuner itself does meanwhile.
 
         Args:
             compilers: Whether the compilers have work.
@@ -59,8 +65,8 @@ class TimeBreakdown:
             place: Number of the device.
         """
         now = time.perf_counter()
-        if self._compilers_busy and not self._busy_devices:
-            self.seconds[WAIT] += now - self._since
+        if self._compilers_busy:
+            self.seconds[WAIT] += (now - self._since) * (1 - len(self._busy_devices) / self._devices)
         self._since = now
         self._compilers_busy = self._compilers_busy if compilers is None else compilers
         if device is not None:
@@ -73,5 +79,6 @@ class TimeBreakdown:
 
     @property
     def overhead(self) -> float:
-        """Return the seconds in which the device neither verified nor timed, nor waited for compilers."""
-        return max(0.0, self.total - self.seconds[WAIT] - self.seconds["verify"] - self.seconds["time"])
+        """Return the seconds in which a device neither verified nor timed, nor waited for compilers."""
+        measuring = (self.seconds["verify"] + self.seconds["time"]) / self._devices
+        return max(0.0, self.total - self.seconds[WAIT] - measuring)

@@ -6,8 +6,10 @@ next configs are chosen, and compiled kernels are stored. A tuner that is killed
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.ir import Problem
@@ -15,7 +17,7 @@ from autotune.libraries import aten
 from autotune.measure import Result, Worker
 from autotune.runtime import Candidate, candidate
 from autotune.tuner.progress import Progress
-from autotune.tuner.time_breakdown import RECORD, TimeBreakdown
+from autotune.tuner.time_breakdown import IDLE, RECORD, TimeBreakdown
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow
 from tuning_db.store import CLAIMS
@@ -59,6 +61,12 @@ class _KernelTrial:
     results: list[Result] = field(default_factory=list)
 
 
+def known_times(store: Store, device: Device, problems: Iterable[Problem]) -> dict[Problem, float]:
+    """Return the best time in microseconds of each problem that was measured on a device before."""
+    times = store.best_times(device)
+    return {problem: times[text] for problem in problems if (text := str(problem)) in times}
+
+
 class TrialQueue:
     """The trials of one tuner on one device; other processes may use the same database.
 
@@ -68,6 +76,7 @@ class TrialQueue:
         device: The worker's device.
         breakdown: Receives the times of the trials.
         progress: Receives events.
+        best_us: The best time of each problem that has one; the queue adds those of its trials.
         place: Number of the device among those of the run.
         depth: Candidates at the device from which `submit` waits. The launch values of one kernel are sent together.
     """
@@ -79,14 +88,16 @@ class TrialQueue:
         device: Device,
         breakdown: TimeBreakdown,
         progress: Progress,
+        best_us: dict[Problem, float],
         place: int = 0,
         depth: int = CLAIMS,
     ) -> None:
         self.worker, self._place, self._depth = worker, place, depth
         self._store, self._device = store, device
         self._breakdown, self._progress = breakdown, progress
-        self._sent: deque[tuple[_KernelTrial, Candidate]] = deque()
-        self._best: dict[Problem, float | None] = {}
+        self._sent: deque[tuple[_KernelTrial, Candidate, float]] = deque()  # with the seconds that the device waited
+        self._idle_since = time.monotonic()
+        self._best_us = best_us
 
     @property
     def num_sent(self) -> int:
@@ -101,7 +112,8 @@ class TrialQueue:
     def adopt(self, other: TrialQueue) -> None:
         """Take over the trials of a queue whose device is lost."""
         while other._sent:
-            self._send(*other._sent.popleft())
+            trial, loaded, _ = other._sent.popleft()
+            self._send(trial, loaded)
         other._breakdown.set_busy(device=False, place=other._place)
 
     def submit(self, wanted: WantedTrial) -> None:
@@ -125,8 +137,9 @@ class TrialQueue:
     def _send(self, trial: _KernelTrial, loaded: Candidate) -> None:
         """Send a candidate to the device."""
         problem = trial.wanted.problem
-        self.worker.send(problem, loaded, self.best_us(problem))
-        self._sent.append((trial, loaded))
+        self.worker.send(problem, loaded, self._best_us.get(problem))
+        idle = 0.0 if self._sent else time.monotonic() - self._idle_since
+        self._sent.append((trial, loaded, idle))
         self._breakdown.set_busy(device=True, place=self._place)
 
     def drain(self, max_left: int = 0) -> bool:
@@ -134,7 +147,8 @@ class TrialQueue:
         waited = len(self._sent) > max_left
         while len(self._sent) > max_left:
             result = self.worker.receive()
-            trial, tried = self._sent.popleft()
+            trial, tried, idle = self._sent.popleft()
+            self._idle_since = time.monotonic()
             problem, row = trial.wanted.problem, trial.wanted.row
             self._breakdown.set_busy(device=bool(self._sent), place=self._place)
             seconds = result.details["seconds"]
@@ -142,7 +156,7 @@ class TrialQueue:
             self._breakdown.trials += 1
             with self._breakdown.charge(RECORD):
                 build_seconds = {} if trial.results else trial.build_seconds
-                details = {**result.details, "seconds": {**build_seconds, **seconds}}
+                details = {**result.details, "seconds": {**build_seconds, **seconds, IDLE: round(idle, 5)}}
                 self.record(problem, row, tried, replace(result, details=details))
                 self._progress.measured(str(problem), 1, self._update_best_us(problem, result.median_us))
                 if row.family == aten.FAMILY and result.median_us:
@@ -185,12 +199,6 @@ class TrialQueue:
 
     def _update_best_us(self, problem: Problem, us: float | None) -> float | None:
         """Return the best time of a problem, a new result included."""
-        best = min((known for known in (us, self.best_us(problem)) if known), default=None)
-        self._best[problem] = best
-        return best
-
-    def best_us(self, problem: Problem) -> float | None:
-        """Return the best time of a problem as far as this process knows."""
-        if problem not in self._best:
-            self._best[problem] = self._store.best_us(self._device, str(problem))
-        return self._best[problem]
+        if us and us < self._best_us.get(problem, math.inf):
+            self._best_us[problem] = us
+        return self._best_us.get(problem)

@@ -105,7 +105,7 @@ class Tuner:
         self.phases = Phases(deadline, phases if self.workers else [SEARCH])
         self.out_of_time = False
         self.device: Device | None = None
-        self.breakdown = TimeBreakdown()
+        self.breakdown = TimeBreakdown(max(1, len(self.workers)))
         self.builder = KernelBuilder(
             store,
             options.target,
@@ -215,7 +215,7 @@ class Tuner:
         self.study_manager.create_studies()
         self.study_manager.tell_known(device)
         return Schedule(
-            self.study_manager.studies, self, self.options.target, self.study_manager.max_trials, self.weights.all
+            self.study_manager.studies, self, self.options.target, self.study_manager.max_trials, self.weights.recent
         )
 
     def _start_devices(self, facts: Sequence[Future[DeviceFacts]]) -> None:
@@ -404,6 +404,10 @@ class Tuner:
                         return
                     self._submit(study, kernel)
                     self._submitted.add((study, kernel))
+
+    def wait(self) -> None:
+        """Wait a moment, in which a trial may end."""
+        self._started()[1].wait()
 
     def finish(self) -> bool:
         """Record what is still being measured and tell the studies; return whether there was anything."""

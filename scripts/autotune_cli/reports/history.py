@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from autotune.tuner.time_breakdown import STEPS
+from autotune.tuner.time_breakdown import IDLE, STEPS
 from autotune_cli.reports.records import Layer, Run, Trial
 
 PAUSE = 600.0
@@ -19,6 +19,9 @@ FEWEST_TRIALS = 20
 MOST_INTERVALS = 120
 """Number of intervals over which the seconds of the phases are summed; none is shorter than a second, in which trials
 are recorded."""
+
+LANES = (*STEPS, IDLE)
+"""The parts of a trial's seconds that have a lane each, in this order."""
 
 Timed = tuple[float, str, Trial]
 """When a trial was recorded, the id of its layer, and the trial."""
@@ -72,7 +75,7 @@ def _busy(part: Sequence[Timed], started: float, seconds: float) -> dict[str, tu
     spent: dict[str, list[float]] = defaultdict(lambda: [0.0] * count)
     for at, _, trial in part:
         interval = min(int((at - started) / seconds * count), count - 1)
-        for phase in STEPS:
+        for phase in LANES:
             if taken := trial.seconds.get(phase):
                 spent[phase][interval] += taken
-    return {phase: tuple(spent[phase]) for phase in STEPS if phase in spent}
+    return {phase: tuple(spent[phase]) for phase in LANES if phase in spent}

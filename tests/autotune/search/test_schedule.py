@@ -4,7 +4,7 @@ from collections import Counter
 
 from autotune.ir import parse
 from autotune.search import Schedule, Space, create_studies
-from autotune.search.schedule import MANY_PROBLEMS
+from autotune.search.schedule import COMPILING_PER_DEVICE, MANY_PROBLEMS, MEASURE_BATCH, PREFETCH
 
 CONFIGS = tuple({"a": i} for i in range(200))
 HEAVY, LIGHT, TINY = (parse(f"gemm m={m} n=64 k=64 dtype=f16") for m in (64, 128, 192))
@@ -21,6 +21,12 @@ class Bench:
 
     def devices(self):
         return 1
+
+    def place(self, problem):
+        return 0
+
+    def rooms(self):
+        return [MEASURE_BATCH]
 
     def idle_compilers(self):
         return 1
@@ -118,3 +124,46 @@ def kernels_until_all_are_tried(num_problems):
 def test_in_a_large_run_problems_begin_with_kernels_that_exist():
     assert kernels_until_all_are_tried(MANY_PROBLEMS) == 2 * MANY_PROBLEMS
     assert kernels_until_all_are_tried(10 * MANY_PROBLEMS) <= 6
+
+
+class HalfStuckBench(Bench):
+    """Two devices with a problem each, HEAVY and LIGHT; the first one takes no kernels."""
+
+    def __init__(self, studies, trials):
+        super().__init__(studies, trials)
+        self.asked, self.waits = Counter(), 0
+
+    def time_left(self):
+        return self.waits < 3
+
+    def idle_compilers(self):
+        return 64
+
+    def compilers(self):
+        return 64
+
+    def devices(self):
+        return 2
+
+    def place(self, problem):
+        return (HEAVY, LIGHT).index(problem)
+
+    def rooms(self):
+        return [0, 3]
+
+    def compile(self, kernels, search_seconds):
+        self.asked.update(kernel.family for kernel in kernels)
+        super().compile(kernels, search_seconds)
+
+    def wait(self):
+        self.waits += 1
+
+
+def test_a_device_that_is_full_gets_no_more_kernels_and_does_not_hold_up_the_other():
+    configs = tuple({"a": i} for i in range(2000))
+    spaces = [Space(problem, str(problem), configs, (0.0,) * len(configs)) for problem in (HEAVY, LIGHT)]
+    studies = create_studies("cost-model", spaces)
+    bench = HalfStuckBench(studies, 10**6)
+    Schedule(studies, bench, "sm_90", lambda _: 10**9).run()
+    assert Counter(bench.tried) == {LIGHT: len(configs)} and bench.waits == 3
+    assert PREFETCH <= bench.asked[str(HEAVY)] <= PREFETCH + 8 * COMPILING_PER_DEVICE < len(configs)

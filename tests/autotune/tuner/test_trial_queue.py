@@ -56,9 +56,6 @@ class Device:
         self.clock += self.recording
         self.recorded.append(launch["i"])
 
-    def best_us(self, *_):
-        return None
-
 
 @pytest.fixture
 def slow(monkeypatch):
@@ -66,7 +63,7 @@ def slow(monkeypatch):
     made = lambda store, row, launch: SimpleNamespace(launch=launch)  # noqa: E731
     monkeypatch.setattr("autotune.tuner.trial_queue.candidate", made)
     device = Device(0.9 * TRIAL)
-    return device, TrialQueue(device, device, device, TimeBreakdown(), Progress())
+    return device, TrialQueue(device, device, device, TimeBreakdown(), Progress(), {})
 
 
 def test_the_device_does_not_wait_for_what_is_recorded(slow):
@@ -122,6 +119,12 @@ class Bench:
 
     def devices(self):
         return 1
+
+    def place(self, problem):
+        return 0
+
+    def rooms(self):
+        return [MEASURE_BATCH]
 
     def idle_compilers(self):
         return 1
