@@ -177,6 +177,8 @@ class Schedule:
         Only devices with room get kernels. With several devices a problem has few results when it is done, so the order
         decides how soon it has a good kernel: the lowest predicted cost is first.
         """
+        if not queue or not any(self._bench.rooms()):
+            return []
         results = {ready.problem: self._num_results(ready.problem) for ready in queue}
         by_rank = self._bench.devices() > 1
         order = sorted(queue, key=lambda ready: (results[ready.problem], ready.rank if by_rank else 0))

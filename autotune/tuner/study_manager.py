@@ -30,9 +30,11 @@ from autotune.tuner.options import TunerOptions
 from tuning_db import Store, launch_text, ranking
 from tuning_db.schema import Device, KernelRow, Measurement
 
-ENUMERATION_SHARE = 0.2
-"""Share of the search's time in which spaces are enumerated. A large network has hundreds of spaces, and a short search
-tries few of them. With 0.1 a search of 30 s left out the best family of SE-ResNet9-Fixup's 3x3 convolutions."""
+ENUMERATION_SHARE, MOST_ENUMERATION_SHARE = 0.1, 0.2
+ENUMERATION_SECONDS = 6.0
+"""Spaces are enumerated for the first share of the search's time. A large network has hundreds of spaces, and a short
+search tries few of them. Shorter times than these seconds are lengthened up to the second share: in a search of 30 s
+the first one left out the best family of SE-ResNet9-Fixup's 3x3 convolutions."""
 MAX_OUTDATED = 3
 """Outdated kernels, the fastest of a problem and family, whose configs are tried first. A kernel is outdated when its
 source has changed since it was measured."""
@@ -86,10 +88,11 @@ class StudyManager:
         """Enumerate the spaces to search; a thread of its own may do that.
 
         Args:
-            search: Deadline of the search. Spaces are enumerated for ENUMERATION_SHARE of it; what is left then is not
-                searched: first the further families of the lightest problems.
+            search: Deadline of the search. Spaces are enumerated for a share of it; what is left then is not searched:
+                first the further families of the lightest problems.
         """
-        until = search.share(ENUMERATION_SHARE)
+        least = search.share(ENUMERATION_SHARE).left
+        until = search.share(MOST_ENUMERATION_SHARE).within(max(least, ENUMERATION_SECONDS))
         for space in self._spaces():
             self._enumerated.append(space)
             if until.is_over:

@@ -3,7 +3,8 @@
 A scheduler and two workers are started here: one with all compilers, and one
 that measures. Then the same tune runs without and with the cluster, in turn,
 with a new database and nothing compiled. Both try the same configs, those with
-the lowest predicted costs.
+the lowest predicted costs. A short tune of each kind comes first: it imports
+this project in the workers, which keep it, and reads all files from the disk.
 
 Example:
   autotune cluster-overhead --model torchvision:resnet18
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -31,6 +33,10 @@ from autotune_cli import record
 from autotune_cli.command_line import add_jobs, output, positive
 from tuning_db import Store
 
+WARM_UP_TRIALS = 1
+"""Configs of each layer in the tunes that come first."""
+WORKER = "worker-"
+"""Beginning of the names of the workers' folders."""
 START_SECONDS = 60.0
 """Time limit for the scheduler and the workers to start."""
 
@@ -50,18 +56,17 @@ def main(args: argparse.Namespace) -> None:
     trials: set[int] = set()
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        for number in range(args.rounds):
-            for name, times in seconds.items():
-                place = folder / f"{name}-{number}"
-                place.mkdir()
-                if name == "alone":
-                    spent, tried = _tune(args, place, [])
-                else:
-                    with _cluster(place, args.jobs) as scheduler:
-                        spent, tried = _tune(args, place, ["--cluster", str(scheduler)])
-                times.append(round(spent, 2))
-                trials.add(tried)
-                console.print(f"{name}: {spent:.1f} s, {tried} trials")
+        with _cluster(folder, args.jobs) as scheduler:
+            options = {"alone": [], "cluster": ["--cluster", str(scheduler)]}
+            for number in range(-1, args.rounds):
+                for name, times in seconds.items():
+                    tried = args.trials if number >= 0 else WARM_UP_TRIALS
+                    spent, count = _tune(args, folder / f"{name}-{number}", tried, options[name])
+                    _remove_compiled(folder)
+                    if number >= 0:
+                        times.append(round(spent, 2))
+                        trials.add(count)
+                        console.print(f"{name}: {spent:.1f} s, {count} trials")
     if len(trials) > 1:
         console.print(f"[red]the tunes made different numbers of trials: {sorted(trials)}")
     more = statistics.fmean(seconds["cluster"]) / statistics.fmean(seconds["alone"]) - 1
@@ -74,10 +79,11 @@ def main(args: argparse.Namespace) -> None:
         console.print(f"wrote {args.out}")
 
 
-def _tune(args: argparse.Namespace, folder: Path, options: Sequence[str]) -> tuple[float, int]:
+def _tune(args: argparse.Namespace, folder: Path, trials: int, options: Sequence[str]) -> tuple[float, int]:
     """Run a tune; return its seconds and its number of trials; raises AutotuneError if it fails."""
+    folder.mkdir()
     database = folder / "tune.db"
-    words = ["--model", args.model, "--batch", str(args.batch), "--trials", str(args.trials), "--jobs", str(args.jobs)]
+    words = ["--model", args.model, "--batch", str(args.batch), "--trials", str(trials), "--jobs", str(args.jobs)]
     words += ["--sampler", "cost-model", "--gain", "0%", "--vendor", "none", "--inductor", "off", "--from-db", "none"]
     started = time.perf_counter()
     command = [sys.executable, "-m", "autotune_cli", "tune", *words, "--budget", "30m", "--db", str(database), *options]
@@ -106,7 +112,7 @@ def _cluster(folder: Path, jobs: int) -> Iterator[Path]:
     try:
         for command in commands:
             with (folder / f"{len(processes)}.log").open("wb") as log:
-                environment = _environment(folder / f"worker-{len(processes)}")
+                environment = _environment(folder / f"{WORKER}{len(processes)}")
                 words = [sys.executable, "-m", "dask", *command]
                 processes.append(subprocess.Popen(words, stdout=log, stderr=log, env=environment))
             until = time.monotonic() + START_SECONDS
@@ -121,6 +127,13 @@ def _cluster(folder: Path, jobs: int) -> Iterator[Path]:
         for process in processes:
             process.kill()
             process.wait()
+
+
+def _remove_compiled(folder: Path) -> None:
+    """Remove what the workers have compiled."""
+    for place in folder.glob(f"{WORKER}*"):
+        for compiled in place.iterdir():
+            shutil.rmtree(compiled) if compiled.is_dir() else compiled.unlink()
 
 
 def _environment(generated: Path) -> dict[str, str]:
