@@ -6,7 +6,6 @@ The same loop drives a real device (autotune/tuner/tuner.py) and a recorded one 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -139,85 +138,79 @@ class Schedule:
         self._asked_for: dict[Kernel, tuple[Problem, int]] = {}  # -> the problem, and the config's rank for it
         for study in self._turns:
             study.sampler.trial_seconds = partial(self._trial_seconds, study)
+        self._queues: list[list[_Ready]] = [[] for _ in range(bench.devices())]  # kernels that wait, by device
         self._all_rest = False
         self._is_large = len(self._by_problem) > MANY_PROBLEMS * bench.compilers()
 
     def begin(self) -> None:
         """Give idle compilers work, if there is time left."""
         if self._bench.time_left():
-            self._compile([])
+            self._compile()
 
     def run(self) -> None:
         """Ask, compile and measure until no study wants more or the budget ends."""
-        queue: list[_Ready] = []
         while self._bench.time_left():
-            if self._all_rest and not queue:
+            if self._all_rest and not any(self._queues):
                 self._bench.finish()  # the studies wanted nothing: tell them all results before they are asked again
-            asked = self._compile(queue)
-            queue.extend(self._ready(wait=False))
-            if not queue:
+            asked = self._compile()
+            self._add(self._bench.ready(wait=False))
+            if not any(self._queues):
                 if self._bench.finish():
                     continue  # with these results the studies may want more
-                queue.extend(self._ready(wait=True))
-            if batch := self._next(queue):
+                self._add(self._bench.ready(wait=True))
+            if batch := self._next():
                 self._bench.measure(batch)
-            elif queue:
+            elif any(self._queues):
                 self._bench.wait()
             elif not asked:
                 break
         self._bench.finish()
 
-    def _ready(self, wait: bool) -> list[_Ready]:
-        """Return kernels that became ready since the last call, as `Bench.ready` does."""
-        return [_Ready(kernel, *self._asked_for.get(kernel, (None, 0))) for kernel in self._bench.ready(wait)]
+    def _add(self, kernels: Sequence[Kernel]) -> None:
+        """Let kernels that are ready wait for their devices."""
+        if len(self._queues) != self._bench.devices():  # a device is lost, and others measure its problems
+            waiting, self._queues = self._queues, [[] for _ in range(self._bench.devices())]
+            kernels = [*(ready.kernel for queue in waiting for ready in queue), *kernels]
+        for kernel in kernels:
+            problem, rank = self._asked_for.get(kernel, (None, 0))
+            self._queues[self._bench.place(problem) if problem else 0].append(_Ready(kernel, problem, rank))
 
-    def _next(self, queue: list[_Ready]) -> list[Kernel]:
+    def _next(self) -> list[Kernel]:
         """Take the next kernels to measure: of the problems with the fewest results, in the order of the queue.
 
         Only devices with room get kernels. With several devices a problem has few results when it is done, so the order
         decides how soon it has a good kernel: the lowest predicted cost is first.
         """
-        if not queue or not any(self._bench.rooms()):
-            return []
-        results = {ready.problem: self._num_results(ready.problem) for ready in queue}
-        by_rank = self._bench.devices() > 1
-        order = sorted(queue, key=lambda ready: (results[ready.problem], ready.rank if by_rank else 0))
-        taken = self._with_room(order)
-        for ready in taken:
-            queue.remove(ready)
-        return [ready.kernel for ready in taken]
-
-    def _with_room(self, order: Sequence[_Ready]) -> list[_Ready]:
-        """Return the first kernels whose devices take them without a wait."""
-        rooms, taken = list(self._bench.rooms()), list[_Ready]()
-        for ready in order:
+        rooms, by_rank = list(self._bench.rooms()), self._bench.devices() > 1
+        self._add([])  # a device may just have been lost
+        waiting = [(place, ready) for place, queue in enumerate(self._queues) if rooms[place] for ready in queue]
+        results = {ready.problem: self._num_results(ready.problem) for _, ready in waiting}
+        waiting.sort(key=lambda one: (results[one[1].problem], one[1].rank if by_rank else 0))
+        taken: list[Kernel] = []
+        for place, ready in waiting:
             if len(taken) == MEASURE_BATCH or not any(rooms):
                 break
-            place = self._place(ready)
             if rooms[place]:
                 rooms[place] -= 1
-                taken.append(ready)
+                self._queues[place].remove(ready)
+                taken.append(ready.kernel)
         return taken
-
-    def _place(self, ready: _Ready) -> int:
-        """Return the number of the device that measures a kernel first."""
-        return self._bench.place(ready.problem) if ready.problem else 0
 
     def _num_results(self, problem: Problem | None) -> int:
         return sum(study.num_observed for study in self._by_problem[problem]) if problem else 0
 
-    def _compile(self, queue: Sequence[_Ready]) -> bool:
+    def _compile(self) -> bool:
         """Ask for as many kernels as the compilers can start on; return whether any were wanted.
 
         Kernels that wait to be measured will teach the studies more than they know now, so a long queue stops further
         questions. The few results that a device still owes do not: studies know what is pending.
         """
-        started, waiting = time.perf_counter(), Counter(map(self._place, queue))
-        short = {place for place in range(self._bench.devices()) if waiting[place] < PREFETCH}
+        started = time.perf_counter()
+        short = {place for place, queue in enumerate(self._queues) if len(queue) < PREFETCH}
         num_units = self._free_units(len(short))
         # The second question counts: a family that waited in the first may be the one that expects most by then.
         wanted = (self._wanted(num_units, short) or self._wanted(num_units, short)) if num_units else []
-        self._all_rest = bool(num_units) and not wanted and len(short) == self._bench.devices()
+        self._all_rest = bool(num_units) and not wanted and len(short) == len(self._queues)
         if num_units:
             self._bench.compile(wanted, time.perf_counter() - started)
         return bool(wanted)
