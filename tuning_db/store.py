@@ -408,7 +408,7 @@ class Store:
         )
         query = query.where(Measurement.device_id == device.id)
         with self.reading():
-            return {text: us for text, us in self.session.execute(query).tuples() if us is not None}
+            return {text: us for text, us in self.session.execute(query) if us is not None}
 
     def plan(self, device: protocols.Device, network: str) -> PlanRow | None:
         """Return the newest plan of a network on a device: network tuning starts from the older ones."""

@@ -52,7 +52,7 @@ class BackgroundTrials:
         self._breakdown, self._closed = TimeBreakdown(), False
         self._begun, self.seconds = time.monotonic(), 0.0
         best_us = known_times(store, device, (problem for problem, _ in self._work))
-        self._trials = TrialQueue(store, worker, device, self._breakdown, self._progress, best_us)
+        self._trials = TrialQueue(store, worker, device, self._breakdown, self._progress, best_us, is_beside=True)
         self._executor = ThreadPoolExecutor(1)
         self._started = self._executor.submit(worker.start)
 

@@ -79,6 +79,7 @@ class TrialQueue:
         best_us: The best time of each problem that has one; the queue adds those of its trials.
         place: Number of the device among those of the run.
         depth: Candidates at the device from which `submit` waits. The launch values of one kernel are sent together.
+        is_beside: Whether another queue keeps the device busy. If not, a trial records how long the device had no work.
     """
 
     def __init__(
@@ -91,8 +92,9 @@ class TrialQueue:
         best_us: dict[Problem, float],
         place: int = 0,
         depth: int = CLAIMS,
+        is_beside: bool = False,
     ) -> None:
-        self.worker, self._place, self._depth = worker, place, depth
+        self.worker, self._place, self._depth, self._is_beside = worker, place, depth, is_beside
         self._store, self._device = store, device
         self._breakdown, self._progress = breakdown, progress
         self._sent: deque[tuple[_KernelTrial, Candidate, float]] = deque()  # with the seconds that the device waited
@@ -138,7 +140,7 @@ class TrialQueue:
         """Send a candidate to the device."""
         problem = trial.wanted.problem
         self.worker.send(problem, loaded, self._best_us.get(problem))
-        idle = 0.0 if self._sent else time.monotonic() - self._idle_since
+        idle = 0.0 if self._sent or self._is_beside else time.monotonic() - self._idle_since
         self._sent.append((trial, loaded, idle))
         self._breakdown.set_busy(device=True, place=self._place)
 

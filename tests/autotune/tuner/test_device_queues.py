@@ -14,6 +14,7 @@ from autotune.measure import ChildProcess, Worker
 from autotune.tuner import Progress, TimeBreakdown
 from autotune.tuner.device_queues import DeviceQueues
 from autotune.tuner.library_candidates import operator_rows
+from autotune.tuner.time_breakdown import IDLE
 from autotune.tuner.trial_queue import WantedTrial
 from tuning_db import Store
 
@@ -71,6 +72,8 @@ def test_two_devices_measure_all_problems(store):
         trials.drain()
         assert first.pid and second.pid and first.pid != second.pid
     assert len(told) == 2 * len(PROBLEMS) and all(result.status == "ok" for _, results in told for result in results)
+    waits = [row.details["seconds"][IDLE] for text in map(str, PROBLEMS) for row in store.measurements(device, text)]
+    assert min(waits) == 0 and max(waits) > 0.1, "the first trials wait for their processes, and the others for nothing"
     for problem in PROBLEMS:
         assert len(store.measurements(device, str(problem), "ok")) == 2
         assert trials.best_us(problem) == store.best_us(device, str(problem))
