@@ -98,11 +98,13 @@ class _Ready(NamedTuple):
         kernel: The kernel.
         problem: The problem that it was asked for first; None if it was built early.
         rank: The rank of its config for that problem.
+        number: Number of kernels that became ready before it.
     """
 
     kernel: Kernel
     problem: Problem | None
     rank: int
+    number: int
 
 
 class Schedule:
@@ -139,6 +141,7 @@ class Schedule:
         for study in self._turns:
             study.sampler.trial_seconds = partial(self._trial_seconds, study)
         self._queues: list[list[_Ready]] = [[] for _ in range(bench.devices())]  # kernels that wait, by device
+        self._num_ready = 0
         self._all_rest = False
         self._is_large = len(self._by_problem) > MANY_PROBLEMS * bench.compilers()
 
@@ -173,7 +176,9 @@ class Schedule:
             kernels = [*(ready.kernel for queue in waiting for ready in queue), *kernels]
         for kernel in kernels:
             problem, rank = self._asked_for.get(kernel, (None, 0))
-            self._queues[self._bench.place(problem) if problem else 0].append(_Ready(kernel, problem, rank))
+            place = self._bench.place(problem) if problem else 0
+            self._queues[place].append(_Ready(kernel, problem, rank, self._num_ready))
+            self._num_ready += 1
 
     def _next(self) -> list[Kernel]:
         """Take the next kernels to measure: of the problems with the fewest results, in the order of the queue.
@@ -185,7 +190,7 @@ class Schedule:
         self._add([])  # a device may just have been lost
         waiting = [(place, ready) for place, queue in enumerate(self._queues) if rooms[place] for ready in queue]
         results = {ready.problem: self._num_results(ready.problem) for _, ready in waiting}
-        waiting.sort(key=lambda one: (results[one[1].problem], one[1].rank if by_rank else 0))
+        waiting.sort(key=lambda one: (results[one[1].problem], one[1].rank if by_rank else 0, one[1].number))
         taken: list[Kernel] = []
         for place, ready in waiting:
             if len(taken) == MEASURE_BATCH or not any(rooms):
