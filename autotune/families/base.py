@@ -46,10 +46,6 @@ CHANNELS_LAST = Parameter("channels_last", (0, 1), "1: the image is channels las
 """A launch parameter of kernels that read an NCHW image. Tuning uses 0; a plan sets it to the layout of its input."""
 
 
-def _no_permissions(_: Config) -> Sequence[str]:
-    return ()
-
-
 @dataclass(frozen=True)
 class Family(Generic[P]):
     """A template and what is known about its kernels, for problems of type P. All fields that are functions are pure.
@@ -94,7 +90,7 @@ class Family(Generic[P]):
     context: Callable[[Config, Architecture, str], Mapping[str, object]] = lambda config, arch, dtype: config
     dtypes: tuple[str, ...] = ("f16", "bf16", "tf32", "f32")
     why_illegal: Callable[[Config, Architecture, str, Epilogue], str | None] = lambda *_: None
-    required_permissions: Callable[[Config], Sequence[str]] = _no_permissions
+    required_permissions: Callable[[Config], Sequence[str]] = lambda _: ()
     candidate_values: Callable[[Parameter, Config, Architecture, str, P | None], Sequence[Value]] = (
         lambda parameter, *_: parameter.values
     )
@@ -161,10 +157,10 @@ class Family(Generic[P]):
             for chosen in configs:
                 for value in self.candidate_values(parameter, chosen, arch, dtype, problem):
                     config = {**chosen, parameter.name: value}
-                    if required is _no_permissions or allowed.issuperset(required(config)):
+                    if allowed.issuperset(self.required_permissions(config)):
                         yield config
 
-        required, allowed = self.required_permissions, set(allow)
+        allowed = set(allow)
         return reduce(extended, self.parameters, iter([{}]))
 
     def why_not_served(self, problem: Problem, arch: Architecture) -> str | None:

@@ -171,14 +171,22 @@ class Schedule:
 
     def _add(self, kernels: Sequence[Kernel]) -> None:
         """Let kernels that are ready wait for their devices."""
-        if len(self._queues) != self._bench.devices():  # a device is lost, and others measure its problems
-            waiting, self._queues = self._queues, [[] for _ in range(self._bench.devices())]
-            kernels = [*(ready.kernel for queue in waiting for ready in queue), *kernels]
+        self._follow_devices()
         for kernel in kernels:
             problem, rank = self._asked_for.get(kernel, (None, 0))
-            place = self._bench.place(problem) if problem else 0
-            self._queues[place].append(_Ready(kernel, problem, rank, self._num_ready))
+            ready = _Ready(kernel, problem, rank, self._num_ready)
+            self._queues[self._place(ready)].append(ready)
             self._num_ready += 1
+
+    def _follow_devices(self) -> None:
+        """If a device is lost, let its kernels wait for the devices that measure its problems from now on."""
+        if len(self._queues) != self._bench.devices():
+            waiting, self._queues = self._queues, [[] for _ in range(self._bench.devices())]
+            for ready in (ready for queue in waiting for ready in queue):
+                self._queues[self._place(ready)].append(ready)
+
+    def _place(self, ready: _Ready) -> int:
+        return self._bench.place(ready.problem) if ready.problem else 0
 
     def _next(self) -> list[Kernel]:
         """Take the next kernels to measure: of the problems with the fewest results, in the order of the queue.
@@ -187,7 +195,7 @@ class Schedule:
         decides how soon it has a good kernel: the lowest predicted cost is first.
         """
         rooms, by_rank = list(self._bench.rooms()), self._bench.devices() > 1
-        self._add([])  # a device may just have been lost
+        self._follow_devices()  # `rooms` notices one that is lost
         waiting = [(place, ready) for place, queue in enumerate(self._queues) if rooms[place] for ready in queue]
         results = {ready.problem: self._num_results(ready.problem) for _, ready in waiting}
         waiting.sort(key=lambda one: (results[one[1].problem], one[1].rank if by_rank else 0, one[1].number))
