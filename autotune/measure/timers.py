@@ -143,13 +143,19 @@ def _cuda_sampler(
     slow_launch_us: float,
 ) -> Sampler:
     def repeat(times: int) -> None:
+        stream = stream_of(device)  # once: torch takes 10 us to find it
         for _ in range(times):
-            step.run(stream_of(device))
+            step.run(stream)
 
     def captured(times: int) -> torch.cuda.CUDAGraph:
+        # torch.cuda.graph would also return all free memory to the driver, which takes a millisecond each time.
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=side):
-            repeat(times)
+        with torch.cuda.stream(side):
+            graph.capture_begin()
+            try:
+                repeat(times)
+            finally:
+                graph.capture_end()
         return graph
 
     with library_choices():
@@ -221,9 +227,10 @@ def host_clock(work: Call) -> float:
 def between(work: Call) -> float:
     """Return the microseconds between two CUDA events around what `work` enqueues on the current stream."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
+    stream = torch.cuda.current_stream()
+    start.record(stream)
     work()
-    end.record()
+    end.record(stream)
     end.synchronize()
     return float(start.elapsed_time(end)) * 1e3
 

@@ -14,6 +14,8 @@ from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from threading import Thread
 from typing import assert_never
 
 import torch
@@ -36,6 +38,7 @@ from autotune.measure.protocol import (
     Request,
     TrialRequest,
 )
+from autotune.measure.resources import reserved_bytes
 from autotune.measure.result import Result
 from autotune.measure.timers import Timing
 
@@ -51,9 +54,10 @@ _CPU_BYTES = 4 * 2**30
 def serve(connection: Connection, device: torch.device) -> None:
     """Answer requests until the client goes away, or until an error may have ruined the device's context."""
     server = _Server(device)
+    requests = _read_ahead(connection)
     connection.send(READY)
-    while True:
-        request, started = connection.recv(), time.monotonic()
+    while (request := requests.get()) is not None:
+        started = time.monotonic()
         try:
             answer = _answer(server, request)
         except Exception as error:  # out of memory, a failed launch, an illegal address, an unknown request
@@ -63,6 +67,26 @@ def serve(connection: Connection, device: torch.device) -> None:
             return
         connection.send(Reply(answer, started, time.monotonic()))
         server.free_unused_memory()
+
+
+def _read_ahead(connection: Connection) -> SimpleQueue[Request | None]:
+    """Return a queue that a thread fills with the requests; None says that the client went away.
+
+    A request holds a kernel's binary, and a few fill the connection. The client must not wait in `send` for the device:
+    it has results to record and compilers to feed.
+    """
+    requests: SimpleQueue[Request | None] = SimpleQueue()
+
+    def read() -> None:
+        try:
+            with suppress(EOFError, ConnectionResetError):
+                while True:
+                    requests.put(connection.recv())
+        finally:
+            requests.put(None)
+
+    Thread(target=read, daemon=True).start()
+    return requests
 
 
 def _answer(server: _Server, request: Request) -> Answer:
@@ -112,8 +136,8 @@ class _Server:
     def free_unused_memory(self) -> None:
         """Free what torch keeps for reuse if that is much of a GPU's memory."""
         if self._device.type == "cuda":
-            unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-            if unused > _UNUSED_GPU_SHARE * self._memory:
+            reserved, allocated = reserved_bytes(self._device)
+            if reserved - allocated > _UNUSED_GPU_SHARE * self._memory:
                 torch.cuda.empty_cache()
 
     def _trial(self, request: TrialRequest) -> Result:
@@ -166,7 +190,7 @@ def main() -> None:
     if device.type == "cuda":
         _open_gpu(device)
     # The client may go away at any time; then no error can be reported.
-    with torch.inference_mode(), suppress(EOFError, BrokenPipeError, ConnectionResetError):
+    with torch.inference_mode(), suppress(BrokenPipeError, ConnectionResetError):
         serve(accept(descriptor), device)
 
 
