@@ -70,8 +70,8 @@ class Family(Generic[P]):
         why_unfit: (problem, config, arch) -> why this kernel cannot solve a supported problem, or does so in a way
             that another config is known to beat.
         launch_parameters: The axes of its launch values, in order.
-        launches: (problem, config, arch) -> the launch values worth timing of a config that fits, the plainest first;
-            empty if the kernel runs with none.
+        launches: (problem, config, arch) -> the launch values worth timing of a config that fits, the most promising
+            first, which alone are tried at first in a large run; empty if the kernel runs with none.
         weight_layouts: (config) -> operand name -> layout, a key of autotune/ir/weight_layout.py. An absent name means
             torch's layout; names of operands that a problem does not have are ignored.
         compile_seconds: Estimates of compile time: of a unit's headers, and of each kernel. They decide how many

@@ -3,7 +3,7 @@
 from autotune.search.device_places import MIN_DEPTH, device_places
 from autotune.search.problem_similarity import problem_similarity
 from autotune.search.samplers import ANY_SAMPLER, DEFAULT_SAMPLER, SAMPLERS, KnownTimes, create_studies, sampler_choice
-from autotune.search.schedule import Bench, Schedule
+from autotune.search.schedule import Bench, Schedule, is_large
 from autotune.search.simulator import MIN_CONFIGS, Replay, ReplayPoint, replay
 from autotune.search.space import KernelGroup, Space, kernel_group, spread
 from autotune.search.study import SpaceStudy, ended_trial
@@ -31,6 +31,7 @@ __all__ = [
     "create_studies",
     "device_places",
     "ended_trial",
+    "is_large",
     "kernel_group",
     "problem_similarity",
     "replay",

@@ -32,8 +32,15 @@ MANY_PROBLEMS = 4
 """Problems for each compiler from which a run counts as large: compilers then take long to reach all problems."""
 REUSED_RANK = 24
 """Configs with the lowest costs among which the first question of a study in a large run looks for existing kernels."""
+FIRST_BATCH = 1
+"""Configs of the first question of a study in a large run: first each problem needs a kernel."""
 MIN_WEIGHT = 0.05
 """Least weight of a problem as a share of the largest weight: light problems are asked seldom, but not never."""
+
+
+def is_large(num_problems: int, num_compilers: int) -> bool:
+    """Return whether a run has many problems for its compilers."""
+    return num_problems > MANY_PROBLEMS * num_compilers
 
 
 class Bench(Protocol):
@@ -143,7 +150,7 @@ class Schedule:
         self._queues: list[list[_Ready]] = [[] for _ in range(bench.devices())]  # kernels that wait, by device
         self._num_ready = 0
         self._all_rest = False
-        self._is_large = len(self._by_problem) > MANY_PROBLEMS * bench.compilers()
+        self._is_large = is_large(len(self._by_problem), bench.compilers())
 
     def begin(self) -> None:
         """Give idle compilers work, if there is time left."""
@@ -251,10 +258,9 @@ class Schedule:
             weight = weights.get(study.space.problem, heaviest) / heaviest
             self._passes[study] += 1 / max(weight, MIN_WEIGHT)
             per_unit = kernels_per_unit(study.space.family)
-            batch = max(ASK_BATCH, per_unit) if study.num_started >= ASK_BATCH else WARM_START_BATCH
-            count = max(batch, ceil_div(num_units * per_unit, len(asking)))
+            count = max(self._batch(study, per_unit), ceil_div(num_units * per_unit, len(asking)))
             left = self._trials_left(study.space.problem)
-            if self._is_large and not study.num_started:
+            if self._is_large and study.num_started < WARM_START_BATCH:
                 self._enqueue_existing(study)
             asked = self._ask(study, min(count, left)) if left > 0 else []
             filled += sum(not (self._is_large and self._bench.exists(kernel)) for kernel in asked) / per_unit
@@ -262,6 +268,12 @@ class Schedule:
             if filled >= num_units:
                 break
         return list(wanted)
+
+    def _batch(self, study: SpaceStudy, per_unit: int) -> int:
+        """Return the least number of configs to ask a study for."""
+        if study.num_started >= ASK_BATCH:
+            return max(ASK_BATCH, per_unit)
+        return FIRST_BATCH if self._is_large and not study.num_started else WARM_START_BATCH
 
     def _enqueue_existing(self, study: SpaceStudy) -> None:
         """Let a study begin with kernels that exist, so that each layer of a large network soon has a time."""

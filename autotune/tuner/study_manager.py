@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -27,6 +28,7 @@ from autotune.tuner.foreign_kernels import ForeignKernels, kernel_of
 from autotune.tuner.kernel_builder import KernelBuilder
 from autotune.tuner.objectives import objective_values
 from autotune.tuner.options import TunerOptions
+from autotune.tuner.other_launches import AGAIN
 from tuning_db import Store, launch_text, ranking
 from tuning_db.schema import Device, KernelRow, Measurement
 
@@ -190,11 +192,17 @@ class StudyManager:
                     errors[kernel] = errors.get(kernel) or row.error
             outdated = self._outdated_configs(space, [row for row in measured if row.kernel_id not in kernel_by_id])
             study.enqueue([*outdated, *self._reusable_configs(space)])
+            launches = {kernel: [*map(launch_text, self.launches(space.problem, kernel))] for kernel in tried}
+            firsts: dict[Kernel, float] = {}  # -> microseconds of the first launch, from its trial or from the finals
+            for kernel in tried:
+                for row in known[kernel]:
+                    if row.median_us and launches[kernel] and launch_text(row.launch) == launches[kernel][0]:
+                        firsts[kernel] = min(row.median_us, firsts.get(kernel, math.inf))
+            slow_us = AGAIN * min(firsts.values(), default=math.inf)
             for kernel, rows in known.items():
-                # A kernel of which only some launches were tried was interrupted: it is tried again.
-                if kernel not in tried or all(
-                    launch_text(launch) in tried[kernel] for launch in self.launches(space.problem, kernel)
-                ):
+                # A kernel of which only some launches were tried is tried again, unless the first one was slow.
+                is_slow = firsts.get(kernel, 0.0) > slow_us
+                if kernel not in tried or is_slow or tried[kernel].issuperset(launches[kernel]):
                     self._tell(study, kernel, rows, errors[kernel])
 
     def tell_measured(self, study: SpaceStudy, kernel: Kernel, trials: Sequence[Result | Measurement]) -> None:

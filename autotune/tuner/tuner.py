@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
@@ -24,7 +24,7 @@ from autotune.families import Kernel, family, serving
 from autotune.ir import Convolution, Network, Problem
 from autotune.libraries import cudnn, inductor
 from autotune.measure import Result, Worker
-from autotune.search import Schedule, Space, SpaceStudy
+from autotune.search import Schedule, Space, SpaceStudy, is_large
 from autotune.tuner.background_pool import BackgroundPool, is_tried_beside, is_whole
 from autotune.tuner.device_queues import DeviceQueues
 from autotune.tuner.finals import Finals
@@ -33,6 +33,7 @@ from autotune.tuner.kernel_builder import KernelBuilder
 from autotune.tuner.layer_weights import LayerWeights
 from autotune.tuner.library_candidates import LibraryCandidates, listing_workers, operator_rows
 from autotune.tuner.options import TunerOptions
+from autotune.tuner.other_launches import OtherLaunches
 from autotune.tuner.phases import FINALS, SEARCH, SETTLING, Phases
 from autotune.tuner.progress import Progress
 from autotune.tuner.settling import Settling
@@ -48,6 +49,8 @@ OPERATORS_SHARE = 0.3
 """Share of the search's time in which PyTorch's operators are timed, before anything else."""
 LISTING_SHARE = 0.1
 """Share of the run in which a search that has ended waits for the rest of cuDNN's plans."""
+OTHER_LAUNCHES_BATCH = 1
+"""Kernels whose other launches are tried between two batches of kernels, in a large run."""
 PLAN_BATCH = 1
 """cuDNN's plans that are timed between two batches of kernels; a kernel of ours is more often the fastest."""
 TRIAL_SECONDS = 0.05
@@ -125,6 +128,8 @@ class Tuner:
         self._num_plans = 0
         self._submitted: set[tuple[SpaceStudy, Kernel]] = set()  # two studies may ask for one kernel
         self._tried_elsewhere: list[tuple[SpaceStudy, Kernel]] = []  # trials that another process has claimed
+        self._is_large = is_large(len(self.problems), options.jobs)
+        self._other_launches = OtherLaunches()
         self._builds_early = False
         self._missing_plan_reasons: set[str] = set()
 
@@ -384,6 +389,7 @@ class Tuner:
         """Return kernels that became ready. Try some of cuDNN's plans, and all that there is time for while waiting."""
         if self._beside:
             self._beside.advance()
+        self._other_launches.advance(OTHER_LAUNCHES_BATCH)
         self._collect_library_plans()
         self._try_library_plans(PLAN_BATCH)
         while not (ready := self.builder.ready(wait and not self._plans, self.phases.current)):
@@ -393,9 +399,10 @@ class Tuner:
         return ready
 
     def measure(self, kernels: Sequence[Kernel]) -> None:
-        """Submit kernels, with all launch values, for the problems whose studies want them.
+        """Submit kernels for the problems whose studies want them.
 
-        Trials that another process has claimed are left to it; their results are read at the end of the search.
+        All launch values are tried; in a large run first one, and the others later if that was not slow. Trials that
+        another process has claimed are left to it; their results are read at the end of the search.
         """
         for kernel in kernels:
             for study in self.study_manager.studies_of(kernel):
@@ -412,7 +419,8 @@ class Tuner:
     def finish(self) -> bool:
         """Record what is still being measured and tell the studies; return whether there was anything."""
         _, trials = self._started()
-        return trials.drain()
+        drained, waited = trials.drain(), self.time_left() and self._other_launches.advance()
+        return drained or waited
 
     # -- helpers ---------------------------------------------------------------------------------------------
 
@@ -426,22 +434,36 @@ class Tuner:
         device, trials = self._started()
         problem, row = study.space.problem, self.builder.rows[kernel]
         launches = self.study_manager.launches(problem, kernel)
+        first = launches[:1] if self._is_large else launches
 
-        def tell(results: Sequence[Result]) -> None:
-            all_new = len(results) == len(launches)
+        def submit(some: Sequence[Mapping[str, int]], on_done: Callable[[list[Result]], None]) -> None:
+            trials.submit(
+                WantedTrial(
+                    problem,
+                    row,
+                    some,
+                    take_build_seconds=partial(self.builder.take_seconds, kernel),
+                    on_done=on_done,
+                    on_elsewhere=partial(self._tried_elsewhere.append, (study, kernel)),
+                )
+            )
+
+        def tell(tried: Sequence[Mapping[str, int]], results: Sequence[Result]) -> None:
+            all_new = len(results) == len(tried)
             recorded = [] if all_new else self.study_manager.recorded(device, problem, row)
             self.study_manager.tell_measured(study, kernel, [*recorded, *results])
 
-        trials.submit(
-            WantedTrial(
-                problem,
-                row,
-                launches,
-                take_build_seconds=partial(self.builder.take_seconds, kernel),
-                on_done=tell,
-                on_elsewhere=partial(self._tried_elsewhere.append, (study, kernel)),
-            )
-        )
+        def tell_or_go_on(results: list[Result]) -> None:
+            try_others = partial(submit, launches, lambda others: tell(launches, [*results, *others]))
+            if not results:  # the first launch was tried in an earlier run, which was ended before the others
+                try_others()
+            elif us := results[0].median_us:
+                leave = partial(tell, first, results)
+                self._other_launches.add(study, us, try_others=try_others, leave=leave)
+            else:
+                tell(first, results)
+
+        submit(first, tell_or_go_on if len(first) < len(launches) else partial(tell, launches))
 
     def _tell_failure(self, kernel: Kernel) -> None:
         self.study_manager.tell_failure(kernel)

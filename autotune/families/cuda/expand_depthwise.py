@@ -139,17 +139,22 @@ def _launches(problem: ExpandDepthwise, config: Config, arch: Architecture) -> l
     """Return numbers of blocks that share a tile, as long as they find multiprocessors that are not busy."""
     tile = Tile.from_config(config)
     chunks, tiles = ceil(problem.k / tile.chunk), _tiles(problem, tile)
-    return [
-        {"parts": parts} for parts in _PARTS if parts == 1 or (parts <= chunks and parts * tiles <= 8 * arch.processors)
-    ]
+    worth = [parts for parts in _PARTS if parts == 1 or (parts <= chunks and parts * tiles <= 8 * arch.processors)]
+    return [{"parts": parts} for parts in sorted(worth, key=lambda parts: _cycles(problem, tile, parts, arch))]
 
 
 def _cost(problem: ExpandDepthwise, config: Config, arch: Architecture) -> float:
+    """Estimate the cycles of the best launch."""
+    return min(
+        _cycles(problem, Tile.from_config(config), launch["parts"], arch) for launch in _launches(problem, config, arch)
+    )
+
+
+def _cycles(problem: ExpandDepthwise, tile: Tile, parts: int, arch: Architecture) -> float:
     """Estimate cycles: rounds of blocks, each bound by its products, its depthwise convolution, and its input.
 
     The weights are estimates from instruction rates, not fitted.
     """
-    tile = Tile.from_config(config)
     shared = tile.shared_bytes(problem.c, problem.dtype) + arch.reserved_shared
     registers = (tile.registers() + 80) * tile.threads
     resident = max(1, min(arch.sm_shared // shared, arch.sm_threads // tile.threads, arch.sm_registers // registers))
@@ -159,14 +164,10 @@ def _cost(problem: ExpandDepthwise, config: Config, arch: Architecture) -> float
     line = ((tile.columns - 1) * tile.stride + tile.filter) / tile.columns
     depthwise = outputs * (tile.filter**2 / 128 + tile.filter * line / 64)
     chunks = ceil(problem.k / tile.chunk)
-    best = float("inf")
-    for launch in _launches(problem, config, arch):
-        parts = launch["parts"]
-        blocks = _tiles(problem, tile) * parts
-        busy = min(resident, ceil(blocks / arch.processors))
-        alone = 1500 + tile.rows * channels / 32 + ceil(chunks / parts) * (product + depthwise + 400)
-        best = min(best, ceil(blocks / (arch.processors * resident)) * alone * max(1.0, busy / 2))
-    return best
+    blocks = _tiles(problem, tile) * parts
+    busy = min(resident, ceil(blocks / arch.processors))
+    alone = 1500 + tile.rows * channels / 32 + ceil(chunks / parts) * (product + depthwise + 400)
+    return ceil(blocks / (arch.processors * resident)) * alone * max(1.0, busy / 2)
 
 
 FAMILY = Family[ExpandDepthwise](

@@ -15,34 +15,38 @@ def launches(problem: Conv2d | Gemm, config: Config, arch: Architecture) -> list
     """Return the launch values worth timing."""
     conv = as_conv2d(problem)
     tiles_n = _tiles(conv, config)[1]
-    return [{"swizzle": log, "slices": s} for s in _slices(conv, config, arch) for log in swizzles(tiles_n)]
+    slices = sorted(_slices(conv, config, arch), key=lambda slices: _cycles(conv, config, slices, arch))
+    return [{"swizzle": log, "slices": s} for s in slices for log in swizzles(tiles_n)]
 
 
 def cost(problem: Conv2d | Gemm, config: Config, arch: Architecture) -> float:
+    """Estimate the cycles of the best split."""
+    conv = as_conv2d(problem)
+    best = min(_cycles(conv, config, slices, arch) for slices in _slices(conv, config, arch))
+    return best * (0.97 if tile_of(config, conv.dtype).accumulator == "f16" else 1.0)
+
+
+def _cycles(conv: Conv2d, config: Config, slices: int, arch: Architecture) -> float:
     """Estimate cycles: waves of blocks, each bound by arithmetic, by its loads or by latency.
 
     A tensor-core step is 1024 multiply-adds of halves a cycle, the peak of an A100's SM; one of CUDA cores is 64. The
     other constants (48 bytes a cycle from L2, latencies of 600 to 700 cycles, 2500 cycles a block) are estimates.
     """
-    conv = as_conv2d(problem)
     tile = tile_of(config, conv.dtype)
     (tm, tn, tk), resident, bits = tile.shape, tile.resident(arch), BITS[conv.dtype]
     tiles_m, tiles_n = _tiles(conv, config)
     rate = 64 if tile.simt else 1024 * 16 // bits  # multiply-adds a cycle
     accesses = (tm + tn) * tk // tile.alignment / (tile.threads * (1 if tile.simt else 4))
-    best = float("inf")
-    for slices in _slices(conv, config, arch):
-        blocks = tiles_m * tiles_n * slices
-        waves = ceil_div(blocks, arch.processors * resident)
-        sharing = min(resident, ceil_div(blocks, arch.processors))
-        arithmetic = tm * tn * tk / rate * sharing
-        loads = ((tm + tn) * tk * bits / 8 / 48 + _ADDRESSING[str(config["iterator"])] * accesses) * sharing
-        latency = 700 / (tile.stages - 1) if tile.stages != 2 else 600
-        gather = 0.4 * tm * tn * (slices + 1) / 32 if slices > 1 else 0
-        step = max(arithmetic, loads + accesses * sharing, latency)
-        store = tm * tn / (3 * min(8, tile.vector) if not tile.simt else 12)
-        best = min(best, waves * (_iterations(conv, config, slices) * step + 2500 + gather + store))
-    return best * (0.97 if tile.accumulator == "f16" else 1.0)
+    blocks = tiles_m * tiles_n * slices
+    waves = ceil_div(blocks, arch.processors * resident)
+    sharing = min(resident, ceil_div(blocks, arch.processors))
+    arithmetic = tm * tn * tk / rate * sharing
+    loads = ((tm + tn) * tk * bits / 8 / 48 + _ADDRESSING[str(config["iterator"])] * accesses) * sharing
+    latency = 700 / (tile.stages - 1) if tile.stages != 2 else 600
+    gather = 0.4 * tm * tn * (slices + 1) / 32 if slices > 1 else 0
+    step = max(arithmetic, loads + accesses * sharing, latency)
+    store = tm * tn / (3 * min(8, tile.vector) if not tile.simt else 12)
+    return waves * (_iterations(conv, config, slices) * step + 2500 + gather + store)
 
 
 def _tiles(problem: Conv2d, config: Config) -> tuple[int, int]:

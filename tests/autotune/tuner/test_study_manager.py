@@ -13,6 +13,7 @@ from autotune.ir import parse
 from autotune.measure import timed
 from autotune.tuner import Progress, Tuner, TunerOptions, pareto_candidates
 from autotune.tuner.kernel_builder import identity
+from autotune.tuner.other_launches import AGAIN
 from tuning_db import Store
 
 SM90 = architecture("sm90")
@@ -21,15 +22,15 @@ FAMILY = family("cuda_avg_pool2d")
 
 
 def add_kernel(store, kernel, **columns):
-    launch_names = [parameter.name for parameter in FAMILY.launch_parameters]
+    launch_names = [parameter.name for parameter in family(kernel.family).launch_parameters]
     key = identity(kernel, rendering.source_digest(kernel))
     return store.put_kernel(key, symbol="s", launch_names=launch_names, **columns)
 
 
-def measure(store, device, row, launch, status, us=None, error=None, details=None):
+def measure(store, device, row, launch, status, us=None, error=None, details=None, problem=PROBLEM):
     found = {"status": status, "median_us": us, "error": error, "samples_us": [us] if us else [], "final": False}
     found["details"] = details or {}
-    ids = {"device_id": device.id, "problem_id": store.put_problem(str(PROBLEM)).id, "kernel_id": row.id}
+    ids = {"device_id": device.id, "problem_id": store.put_problem(str(problem)).id, "kernel_id": row.id}
     store.put_measurement(**ids, launch=launch, **found)
 
 
@@ -64,6 +65,29 @@ def test_results_and_failures_of_the_database_are_trials(manager_and_device):
     for kernel, error in ((wrong, "the relative error is 0.5"), (broken, "error: expected a ';'")):
         trial = found[str(kernel.values)]
         assert (trial.state, trial.user_attrs) == (TrialState.FAIL, {"error": error})
+
+
+def test_of_kernels_with_some_launches_only_the_fast_ones_are_tried_again(tmp_path):
+    problem = parse("conv2d n=4 h=64 w=64 c=64 k=64 r=3 s=3 pad=1 dtype=f16 epilogue=bias,relu")
+    options = TunerOptions(SM90, "sm_90", trials=8, jobs=1, only=("cuda_conv2d",))
+    chosen = family("cuda_conv2d")
+    configs = [c for c in chosen.configs_for(problem, SM90) if len(chosen.launches(problem, c, SM90)) > 1]
+    whole, fast, slow = (Kernel.of(chosen.name, c, "f16", problem.epilogue, "sm_90") for c in configs[:3])
+    with Store.create(tmp_path / "a.db") as store:
+        tuner = Tuner(store, [problem], options, [], Progress())
+        device = store.put_device("gpu", "sm_90", flops_per_us=1.0, bytes_per_us=1.0, details={"processors": 132})
+        library = store.put_library(b"x", compiler="c", **LIBRARY)
+        for kernel, us in ((whole, 10.0), (fast, 10.0 * AGAIN - 0.1), (slow, 10.0 * AGAIN + 0.1)):
+            row = add_kernel(store, kernel, library_id=library.id)
+            launches = chosen.launches(problem, kernel.values, SM90)
+            for launch in launches if kernel == whole else launches[:1]:
+                measure(store, device, row, dict(launch), "ok", us, problem=problem)
+        tuner.builder.load()
+        tuner.study_manager.enumerate()
+        tuner.study_manager.create_studies()
+        tuner.study_manager.tell_known(device)
+        [study] = tuner.study_manager.studies
+    assert [trial.params for trial in study.study.trials] == [whole.values, slow.values]
 
 
 def test_a_kernel_that_does_not_compile_is_a_failed_trial_with_the_compilers_message(manager_and_device):

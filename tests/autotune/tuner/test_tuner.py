@@ -15,8 +15,10 @@ from autotune.core import Deadline
 from autotune.families import family, serving
 from autotune.ir import Epilogue, parse
 from autotune.measure import Worker
+from autotune.search.schedule import MANY_PROBLEMS
 from autotune.search.transfer_sampler import WARM_START
 from autotune.tuner import ForeignKernels, Progress, Tuner, TunerOptions
+from autotune.tuner.other_launches import PROMISING
 from fused_resnet.capture import capture
 from tuning_db import DatabaseError, Store
 
@@ -269,6 +271,27 @@ def test_the_first_trials_leave_no_problem_without_a_kernel(worker, cpu, cpu_tar
         JOIN problem ON problem.id = problem_id WHERE family LIKE 'cpu_%' AND status = 'ok'"""
     found = {text for (text,) in rows(path, query)}
     assert found == {text for text in PROBLEMS if any(serving(parse(text), cpu))}
+
+
+@pytest.mark.process
+@pytest.mark.compile
+def test_a_large_run_tries_one_launch_of_each_kernel_first(worker, cpu, cpu_target, tmp_path):
+    many = [PROBLEMS[1].replace("h=6", f"h={h}") for h in range(6, 6 + 2 * MANY_PROBLEMS + 1)]
+    path = tmp_path / "large.db"
+    tune(path, worker, cpu, cpu_target, trials=4, problems=many, only=("cpu_conv2d",))
+    query = """
+        SELECT text, kernel_id, launch, median_us FROM measurement JOIN kernel ON kernel.id = kernel_id
+        JOIN problem ON problem.id = problem_id WHERE family = 'cpu_conv2d' AND final = 0 ORDER BY measurement.id"""
+    by_problem = {}
+    for text, kernel, launch, us in rows(path, query):
+        by_problem.setdefault(text, {}).setdefault(kernel, []).append((json.loads(launch), us))
+    assert set(by_problem) == set(many)
+    for kernels in by_problem.values():
+        firsts = {kernel: tried[0][1] for kernel, tried in kernels.items()}
+        assert all(tried[0][0] == {"threads": 0, "order": 0} for tried in kernels.values())
+        assert len(kernels) == 4 and len(kernels[min(firsts, key=firsts.get)]) > 1
+        slow = [kernel for kernel, us in firsts.items() if len(kernels[kernel]) == 1]
+        assert all(firsts[kernel] > PROMISING * min(firsts.values()) for kernel in slow)
 
 
 @pytest.mark.process
