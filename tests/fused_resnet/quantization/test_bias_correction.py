@@ -12,8 +12,9 @@ from quantized import SEEN, layers_of
 from torch import nn
 
 from autotune.core import CaptureError
+from autotune.ir import S8
 from fused_resnet import FusedResNet
-from fused_resnet.quantization import capture_int8
+from fused_resnet.quantization import capture_bytes
 from fused_resnet.quantization.bias_correction import IMAGES, has_room
 from fused_resnet.quantization.calibrate import calibrate
 from fused_resnet.quantization.scales import CalibratedScales
@@ -105,7 +106,8 @@ def test_without_it_nothing_changes(empty_db):
 def test_a_database_serves_any_correction():
     model = random_model(ResNet("basic")).eval()
     plain, corrected = (
-        capture_int8(model, (2, 3, 32, 32), "f32", calibrate(model, SEEN, bias_correction=on)) for on in (False, True)
+        capture_bytes(model, (2, 3, 32, 32), "f32", calibrate(model, SEEN, bias_correction=on), S8)
+        for on in (False, True)
     )
     assert plain.key == corrected.key
     assert [layer.problem for layer in plain.layers] == [layer.problem for layer in corrected.layers]

@@ -74,8 +74,8 @@ def test_calibration_says_what_it_cannot_use(empty_db):
         layers_of(model, scales={"input": 1.0})
     for wrong, said in [
         ({"precision": "int8"}, "needs calibration"),
-        ({"calibration": SEEN}, "for precision='int8' alone"),
-        ({"precision": "tf32", "calibration": SEEN}, "for precision='int8' alone"),
+        ({"calibration": SEEN}, "for precision='int8' or precision='fp8' alone"),
+        ({"precision": "tf32", "calibration": SEEN}, "for precision='int8' or precision='fp8' alone"),
         ({"precision": "int4", "calibration": SEEN}, "unknown precision 'int4': choose"),
     ]:
         with pytest.raises(AutotuneError, match=said):

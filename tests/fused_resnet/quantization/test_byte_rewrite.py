@@ -15,13 +15,13 @@ from torch import nn
 from tune_arguments import requested
 
 from autotune.families import Kernel, family, serving
+from autotune.ir import S8
 from autotune.ir.epilogue_steps import define_step
-from autotune.ir.int8_numerics import quantize_weight, to_bytes
 from autotune.runtime import KernelChoice, bind_layer, caller_slots, make_buffers, make_runs
 from autotune.runtime.network_plan import execute
 from fused_resnet import Activation, FusedResNet
 from fused_resnet.module_state import module_state
-from fused_resnet.quantization import capture_int8
+from fused_resnet.quantization import capture_bytes
 from fused_resnet.quantization.calibrate import calibrate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
@@ -33,13 +33,13 @@ CPU = torch.device("cpu")
 def test_weights_fill_a_byte_in_every_channel(generator):
     weight = torch.randn(7, 5, 3, 3, generator=generator) * torch.logspace(-3, 3, 7).view(-1, 1, 1, 1)
     weight[4] = 0
-    quantized, scale = quantize_weight(weight)
+    quantized, scale = S8.quantize_weight(weight)
     assert quantized.dtype == torch.int8 and quantized.shape == weight.shape and scale.shape == (7,)
     largest = quantized.abs().flatten(1).amax(1).tolist()
     assert largest == [127, 127, 127, 127, 0, 127, 127]
     back = quantized.float() * scale.view(-1, 1, 1, 1)
     assert ((back - weight).abs() <= 0.5001 * scale.view(-1, 1, 1, 1)).all()
-    assert to_bytes(torch.tensor([-9.0, 1.26, 9.0]), 0.05).tolist() == [-127, 25, 127]
+    assert S8.quantized(torch.tensor([-9.0, 1.26, 9.0]), 0.05).tolist() == [-127, 25, 127]
 
 
 class Rounded:
@@ -137,7 +137,7 @@ def test_kernels_of_ours_run_a_network_in_bytes(basic, cpu, cpu_target):
     """Every layer that a CPU family serves, on one of its kernels."""
     model, expected = basic
     x = images(64, seed=9)
-    network = capture_int8(model, tuple(x.shape), "f32", calibrate(model, SEEN, bias_correction=False))
+    network = capture_bytes(model, tuple(x.shape), "f32", calibrate(model, SEEN, bias_correction=False), S8)
     kernels = {}
     for layer in network.layers:
         (chosen,) = serving(layer.problem, cpu)

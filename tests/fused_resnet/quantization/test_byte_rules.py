@@ -6,10 +6,10 @@ from quantized import ANY, SEEN, layers_of
 from reference import relative_error
 from torch import nn
 
-from autotune.ir import Cast
+from autotune.ir import S8, Cast
 from fused_resnet import FusedResNet
 from fused_resnet.capture import capture
-from fused_resnet.quantization import capture_int8
+from fused_resnet.quantization import capture_bytes
 from fused_resnet.quantization.calibrate import calibrate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
@@ -37,7 +37,7 @@ def test_what_stays_is_told_with_the_reason(empty_db):
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10),
     )  # fmt: skip
     model = random_model(model)
-    network = capture_int8(model, (2, 3, 32, 32), "f32", ANY)
+    network = capture_bytes(model, (2, 3, 32, 32), "f32", ANY, S8)
     assert network.kept == {
         "0.0": "it is the first and reads the input",
         "2.0": "depthwise: bound by memory, not by arithmetic",
@@ -72,7 +72,7 @@ class Product(nn.Module):
 
 def test_a_product_of_activations_is_computed_in_real_values(empty_db):
     model = random_model(Product())
-    kept = capture_int8(model, (2, 3, 32, 32), "f32", ANY).kept
+    kept = capture_bytes(model, (2, 3, 32, 32), "f32", ANY, S8).kept
     assert [kept.get(name, "").partition(":")[0] for name in ("a", "b")] == [
         "its epilogue multiplies or subtracts another activation",
         "its neighbors are not in bytes",
@@ -86,6 +86,6 @@ def test_a_tuner_needs_no_calibration():
     for name in ("basic", "bottleneck", "vgg"):
         model = random_model(ARCHITECTURES[name]())
         scales = calibrate(model, SEEN)
-        some, other = (capture_int8(model, (2, 3, 32, 32), "f32", of) for of in (scales, ANY))
+        some, other = (capture_bytes(model, (2, 3, 32, 32), "f32", of, S8) for of in (scales, ANY))
         assert some.key == other.key and [a.problem for a in some.all_layers] == [b.problem for b in other.all_layers]
         assert some.key != capture(model, (2, 3, 32, 32), "f32").key
