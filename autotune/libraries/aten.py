@@ -67,8 +67,9 @@ _IN_PLACE: dict[str, Callable[..., Any]] = {
 
 def _readable(kind: str, argument: torch.Tensor | float) -> torch.Tensor | float:
     """Return an argument that torch's operators take: they do not mix float8 with other dtypes."""
-    is_float8 = isinstance(argument, torch.Tensor) and argument.dtype == E4M3.tensors
-    return argument.float() if is_float8 and kind != "output" else argument
+    if isinstance(argument, torch.Tensor) and argument.dtype == E4M3.tensors and kind != "output":
+        return argument.float()
+    return argument
 
 
 def _finish(epilogue: Epilogue, value: torch.Tensor, tensors: Tensors, scalars: tuple[float, ...]) -> None:

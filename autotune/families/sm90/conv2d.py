@@ -72,7 +72,7 @@ def _problem_rules(problem: Conv) -> Rules:
     granule = 16 // DTYPES[problem.dtype].itemsize  # TMA's strides are multiples of 16 bytes
     yield require(problem.c % granule == 0 and problem.k % granule == 0, f"c and k must be multiples of {granule}")
     form = BYTE_FORMATS.get(problem.dtype)
-    most = form.products if form and form.products else math.inf
+    most: float = form.products if form and form.products else math.inf
     yield require(
         problem.r * problem.s * group_channels(problem) < most,
         f"r*s*c must be less than {most} in {problem.dtype}, so that no sum overflows int32",
