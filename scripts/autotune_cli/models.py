@@ -71,9 +71,7 @@ class Model:
         dtype = TF32 if precision == TF32 else dtype
         if self.is_ours:
             if precision in BYTE_PRECISIONS:
-                raise AutotuneError(
-                    f"--precision {precision} is for captured models ({_CAPTURED}), not for {self.name}"
-                )
+                raise AutotuneError(f"--precision {precision} is for captured models ({_OTHERS}), not for {self.name}")
             return network(self.name, batch, self.shape[0], dtype)
         module, shape = self.module.to(DTYPES[dtype]), (batch, *self.shape)
         if form := BYTE_PRECISIONS.get(precision or ""):

@@ -65,7 +65,7 @@ AT_INLINE float to_float(e4m3 v) {
 AT_INLINE unsigned char to_e4m3(float v) {
   const uint32_t sign = to_bits(v) >> 24 & 0x80, all = to_bits(v) & 0x7fffffff;
   const uint32_t bits = all < 0x43e00000u ? all : 0x43e00000u;  // 448
-  const uint32_t normal = (bits + 0x7ffff + (bits >> 20 & 1) >> 20) - (120u << 3);
+  const uint32_t normal = ((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120u << 3);
   // 16384 has a last bit of 2^-9, in which subnormal numbers count.
   const uint32_t subnormal = to_bits(from_bits(bits) + 16384.f) - to_bits(16384.f);
   const uint32_t rounded = bits < 0x3c800000u ? subnormal : normal;  // 2^-6

@@ -410,7 +410,7 @@ def assert_bytes_are_right(actual: torch.Tensor, expected: torch.Tensor, name: s
         wrong = ~((low <= found) & (found <= high))
         assert not wrong.any(), f"{name}: {int(wrong.sum())} of {wrong.numel()} bytes"
         certain = (low == high)[expected.abs() > 8]
-        assert certain.double().mean() > 0.8, "a test that leaves the rounding open would prove little"
+        assert certain.double().mean() > 0.8 - 40 * error, "a test that leaves the rounding open would prove little"
         assert found.std() > 5 and (found.abs() == 448).double().mean() < 0.1, "nor would one of saturated values"
         return
     expected = expected.clamp(-128, 127)
