@@ -1,4 +1,4 @@
-"""Ranges of activations in signed bytes: the magnitude that becomes the byte 127.
+"""Ranges of activations in 8-bit formats: the magnitude that becomes the largest number.
 
 Larger magnitudes saturate. A smaller range loses outliers and resolves all other values more finely, so it pays where
 few values are far larger than the rest.
