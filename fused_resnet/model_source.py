@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from autotune.core import CaptureError, of_capability, require_one_of
-from autotune.ir import BYTE_PRECISIONS, E4M3, S8, TENSOR_DTYPES, CallerTensor, Network, dtype_name
+from autotune.ir import BYTE_FORMATS, BYTE_PRECISIONS, E4M3, S8, TENSOR_DTYPES, CallerTensor, Network, dtype_name
 from autotune.runtime.engine import StateWatch
 from fused_resnet.arguments import ONE_TENSOR, Signature, check_arguments
 from fused_resnet.guards import Guards, guards
@@ -358,6 +358,8 @@ def _problem_dtype(dtype: str, precision: str | None) -> str:
     """
     if precision is not None:
         require_one_of("precision", precision, list(PRECISIONS))
+    if dtype in BYTE_FORMATS:
+        raise InputError(f"the module is in {dtype}: convert it with .half(), and give precision=, which quantizes it")
     if precision == TF32 and dtype != "f32":
         raise InputError(f"precision='tf32' is for float32, and the module is in {dtype}: convert it with .float()")
     return TF32 if precision == TF32 else dtype

@@ -251,6 +251,12 @@ def test_what_is_refused(args, kwargs, error, said, empty_db):
     network(x, x)
 
 
+def test_a_module_in_float8_is_refused(empty_db):
+    model = torch.nn.Embedding(10, 8).to(torch.float8_e4m3fn)
+    with pytest.raises(InputError, match=r"the module is in e4m3: convert it with .half\(\)"):
+        FusedResNet.from_model(model.eval(), empty_db)(torch.zeros(2, dtype=torch.long))
+
+
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
 def test_bytes_take_one_input(precision, empty_db):
     model = Model(CALLS["number"][0]).eval()
