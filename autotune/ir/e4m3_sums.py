@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from autotune.ir.byte_formats import E4M3
 from autotune.ir.problem import Problem
 
 MAX_SUM_ERROR = 2.0**-6
@@ -32,11 +33,11 @@ def sum_error(problem: Problem, config: Mapping[str, int | str]) -> float:
         config: The kernel's config: `promote` is the number of steps of `tile_k` channels after which float32 registers
             take over, 0 for never; `slices` is the number of blocks that split a sum.
     """
-    if "promote" not in config:
+    if problem.dtype != E4M3.dtype or "promote" not in config:
         return 0.0
     products = max(math.prod(operand.shape[1:]) for operand in problem.operands() if operand.role == "weight")
     whole = max(products / _PRODUCTS, 1.0)
-    part = whole / int(config["slices"])
+    part = whole / int(config.get("slices", 1))
     if config["promote"]:
         part = min(part, int(config["promote"]) * int(config["tile_k"]) / _PRODUCTS)
     return _STEP_ERROR * math.sqrt(whole * max(part, 1.0))

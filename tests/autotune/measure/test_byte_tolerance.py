@@ -1,12 +1,18 @@
 """Which bytes are accepted as the rounding of an exact value."""
 
+import json
+
 import pytest
 import torch
 
+from autotune.core import LibraryError
 from autotune.ir import E4M3, S8, parse
+from autotune.libraries import aten
+from autotune.libraries.cudnn.graph import check
 from autotune.measure import CandidateBench
 from autotune.measure.byte_tolerance import FLOAT_SLACK, allowance, fault, nominal
 from autotune.measure.verify import Workload
+from autotune.runtime import Candidate
 
 CPU = torch.device("cpu")
 E4M3_CONV = "conv2d n=2 h=9 w=7 c=12 k=20 r=3 s=2 pad=1,0 groups=2 dtype=e4m3 epilogue=bias,scale,store,relu"
@@ -48,6 +54,32 @@ def test_an_allowance_follows_the_channel():
     assert large == pytest.approx(200 * FLOAT_SLACK) and 70 * FLOAT_SLACK < small < 73 * FLOAT_SLACK
     assert (allowance(S8, expected, 0.0) == 1e-3).all()
     assert nominal(S8, 0.0) == 1e-3 and nominal(E4M3, 0.5) == 0.5 + FLOAT_SLACK
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        E4M3_CONV,
+        "conv2d n=2 h=9 w=7 c=16 k=32 r=3 s=3 dtype=e4m3 epilogue=scale,bias,add,mul_scalar,relu",
+        "gemm m=5 n=16 k=64 dtype=e4m3 epilogue=scale,bias,store,silu",
+        "elementwise n=2 h=4 w=9 c=35 dtype=e4m3 epilogue=scale,bias,add,relu",
+        "max_pool2d n=2 h=9 w=9 c=33 r=3 s=3 stride=2 pad=1 dtype=e4m3",
+        "cast n=2 h=9 w=4 c=71 result=e4m3 dtype=f32 epilogue=mul_scalar,add",
+        "cast n=2 h=9 w=4 c=71 result=f32 dtype=e4m3 epilogue=mul_scalar",
+    ],
+)
+def test_torchs_operators_cast(text):
+    problem = parse(text)
+    case = CandidateBench(problem, CPU, seed=4)
+    for config in aten.configs(problem):
+        result = case.run(Candidate(aten.FAMILY, json.dumps(config), ""))
+        assert result.status == "ok", result.error
+        assert result.details["tolerance"] == (1e-5 if problem.output_dtype == "f32" else FLOAT_SLACK)
+
+
+def test_cudnn_has_no_plans_in_e4m3():
+    with pytest.raises(LibraryError, match=r"cuDNN's plans are available in .*, not in e4m3"):
+        check(parse(E4M3_CONV))
 
 
 def test_outputs_in_e4m3_are_nan_before_the_first_run_and_large_before_the_second():
