@@ -20,10 +20,10 @@ import torch
 from torch import fx
 
 from autotune.core import CaptureError, UnknownNameError, require_one_of
-from autotune.ir import Network, ToChannelsLast, TorchCall
+from autotune.ir import BYTE_PRECISIONS, Network, ToChannelsLast, TorchCall
 from autotune.runtime.engine import same_objects
 from fused_resnet.dynamo_graph import Unlifted, unlift
-from fused_resnet.model_source import INT8, Captured, check_precision
+from fused_resnet.model_source import Captured, check_precision
 from fused_resnet.module import FusedResNet
 from fused_resnet.torch_op import InputError
 from fused_resnet.tuning import TuneLimits, create, database, tune_missing, tune_step
@@ -50,8 +50,8 @@ class CompileOptions:
             autotune/tuning.db in the user's cache.
         tune: A key of TUNE.
         budget: For tune="missing": time of the search for each input shape, such as "60s".
-        precision: None, "tf32" or "int8", as for FusedResNet.from_model.
-        calibration: For "int8": the scales that fused_resnet.quantization.calibrate returned.
+        precision: None, "tf32", "int8" or "fp8", as for FusedResNet.from_model.
+        calibration: For "int8" and "fp8": the scales that fused_resnet.quantization.calibrate returned.
         graph: On a GPU, replay the network as a CUDA graph.
         plans: Number of plans to keep, one for each input shape and, on a GPU, stream.
         trusted_keys: Public keys, one of which must have signed the database.
@@ -193,8 +193,8 @@ def _training_step(graph_module: fx.GraphModule, example_inputs: Sequence[Any], 
 
 def _training_device(tensors: Sequence[torch.Tensor], options: CompileOptions) -> torch.device:
     """Return the device of a training step; raises CaptureError for what no step runs with."""
-    if options.precision == INT8:
-        raise CaptureError("precision='int8' is for inference, and gradients are on")
+    if options.precision in BYTE_PRECISIONS:
+        raise CaptureError(f"precision='{options.precision}' is for inference, and gradients are on")
     (device,) = _devices(tensors)
     return device
 

@@ -45,7 +45,7 @@ class Explanation:
         arena_bytes: Memory of activations for one stream, shared by those that are not needed at the same time.
         buffer_bytes: Memory of activations without sharing.
         context_bytes: All memory of one stream: activations and workspaces.
-        kept: For a network in signed bytes, the reason for each convolution or linear layer that is not.
+        kept: For a network in an 8-bit format, the reason for each convolution or linear layer that is not.
     """
 
     rows: tuple[LayerRow, ...]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import torch
 from torch import nn
 
-from autotune.core import CaptureError, require_one_of
-from autotune.ir import TENSOR_DTYPES, CallerTensor, Network, dtype_name
+from autotune.core import CaptureError, of_capability, require_one_of
+from autotune.ir import BYTE_FORMATS, BYTE_PRECISIONS, E4M3, S8, TENSOR_DTYPES, CallerTensor, Network, dtype_name
 from autotune.runtime.engine import StateWatch
 from fused_resnet.arguments import ONE_TENSOR, Signature, check_arguments
 from fused_resnet.guards import Guards, guards
@@ -25,12 +25,17 @@ if TYPE_CHECKING:
 KEPT_CAPTURES = 3
 """Number of captures that are kept for values that may change back, besides the one in use."""
 
-TF32, INT8 = "tf32", "int8"
+TF32, INT8, FP8 = "tf32", S8.precision, E4M3.precision
 PRECISIONS = {
     TF32: "products of float32 are rounded to TF32",
     INT8: "layers that gain by it run in signed bytes",
+    FP8: "layers that gain by it run in 8-bit floating point, e4m3",
 }
 """Precisions besides that of the module's dtype, and what they mean."""
+PRODUCTS = {TF32: TF32, **{name: form.dtype for name, form in BYTE_PRECISIONS.items()}}
+"""Precision -> the dtype of its products."""
+CALIBRATED = " or ".join(f"precision='{name}'" for name in BYTE_PRECISIONS)
+"""The precisions that need a calibration, for messages."""
 
 
 class ModelSource(Protocol):
@@ -72,7 +77,7 @@ class Named:
         precision: "tf32" or None.
 
     Raises:
-        InputError: The precision is "int8", which only a captured module can have.
+        InputError: The precision is an 8-bit format, which only a captured module can have.
         UnknownNameError: There is no network or precision of this name.
     """
 
@@ -80,10 +85,11 @@ class Named:
 
     def __init__(self, name: str, in_channels: int, precision: str | None = None) -> None:
         self.name, self.in_channels, self.precision = name, in_channels, precision
-        if precision == INT8:
+        if precision in BYTE_PRECISIONS:
             raise InputError(
-                f"precision='int8' is not available for model='{name}', whose layers are in floating point: "
-                "use FusedResNet.from_model(networks.se_resnet9_fixup.build(...), precision='int8', calibration=...)"
+                f"precision='{precision}' is not available for model='{name}', whose layers are in floating point: "
+                f"use FusedResNet.from_model(networks.se_resnet9_fixup.build(...), precision='{precision}', "
+                "calibration=...)"
             )
         _problem_dtype("f32", precision)
         self.module = se_resnet9_fixup.build(name, in_channels)
@@ -173,7 +179,7 @@ class Captured:
         module: The module, in eval mode.
         name: For messages; the class name by default.
         precision: One of PRECISIONS, or None.
-        scales: Scale of each activation by name, for int8.
+        scales: Scale of each activation by name, for an 8-bit format.
     """
 
     def __init__(
@@ -215,7 +221,8 @@ class Captured:
         module.eval()  # the replacements; `copy_of` refused any other part in training mode
         if calibration is None or isinstance(calibration, Mapping):
             return cls(module, name, precision, calibration)
-        return cls(module, name, precision, calibrate(module, calibration))
+        assert precision
+        return cls(module, name, precision, calibrate(module, calibration, precision=precision))
 
     def network(self, signature: Signature) -> Network:
         """Return the layers for the arguments of a call; takes seconds the first time.
@@ -223,8 +230,9 @@ class Captured:
         Raises:
             CaptureError: The module cannot be captured.
             InputError: The module does not take such arguments, an input has no elements, or the precision does not fit
-                the dtype.
+                the dtype or the device.
         """
+        _check_device(self.precision, next(self.module.parameters(), torch.empty(0)).device)
         captured = self._capture(signature)
         alike = (one for other, one in self._captures[-1].modules.items() if other.arguments == signature.arguments)
         known = next(alike).result
@@ -260,17 +268,20 @@ class Captured:
 
     def _trace(self, signature: Signature) -> CapturedModule:
         from fused_resnet.capture import capture_module
-        from fused_resnet.quantization.int8_rewrite import capture_module_int8
+        from fused_resnet.quantization.byte_rewrite import capture_module_bytes
 
         check_arguments(self.module, signature.arguments)
-        if self.precision == INT8 and len(signature.tensors) > 1:
-            raise InputError(f"precision='int8' is for models with one input, and a call has {signature}")
+        form = BYTE_PRECISIONS.get(self.precision or "")
+        if form and len(signature.tensors) > 1:
+            raise InputError(f"precision='{self.precision}' is for models with one input, and a call has {signature}")
         own = next((one.dtype for one in self.module.parameters() if one.is_floating_point()), torch.float32)
         problem_dtype = _problem_dtype(dtype_name(signature.dtype or own), self.precision)
         with ThreadPoolExecutor(1) as untraced:  # a tracer that is active here changes torch for its thread only
-            if self.scales is None:
+            if form is None or self.scales is None:
                 return untraced.submit(capture_module, self.module, signature, problem_dtype).result()
-            return untraced.submit(capture_module_int8, self.module, signature, problem_dtype, self.scales).result()
+            return untraced.submit(
+                capture_module_bytes, self.module, signature, problem_dtype, self.scales, form
+            ).result()
 
     def tensors(self, signature: Signature) -> tuple[CallerTensor, ...]:
         """Return shape and dtype of each result of the captured network."""
@@ -300,20 +311,42 @@ class Captured:
 
 
 def check_precision(precision: str | None, calibration: Iterable[Any] | Mapping[str, float] | None) -> None:
-    """Check that a precision exists and that calibration is given if it is int8, and only then.
+    """Check that a precision exists and that a calibration for it is given if it is an 8-bit format, and only then.
 
     Raises:
         InputError: Precision and calibration do not fit together.
         UnknownNameError: There is no precision of this name.
     """
     _problem_dtype("f32", precision)
-    if precision == INT8 and calibration is None:
+    if precision in BYTE_PRECISIONS and calibration is None:
         raise InputError(
-            "precision='int8' needs calibration: give batches of inputs like those to come, or the scales that "
+            f"precision='{precision}' needs calibration: give batches of inputs like those to come, or the scales that "
             "fused_resnet.quantization.calibrate.calibrate returned for them"
         )
-    if precision != INT8 and calibration is not None:
-        raise InputError(f"calibration is for precision='int8' alone, and precision is {precision!r}: leave one out")
+    if precision not in BYTE_PRECISIONS and calibration is not None:
+        raise InputError(f"calibration is for {CALIBRATED} alone, and precision is {precision!r}: leave one out")
+    of = getattr(calibration, "precision", precision)  # plain dictionaries do not say for which one they are
+    if of != precision:
+        raise InputError(
+            f"the calibration is for precision='{of}', and precision is '{precision}': call "
+            f"calibrate(..., precision='{precision}')"
+        )
+
+
+def _check_device(precision: str | None, device: torch.device) -> None:
+    """Raise InputError if a device lacks the instructions of a precision; it says which precisions the device has."""
+    form = BYTE_PRECISIONS.get(precision or "")
+    if form is None or not form.capability or device.type != "cuda":
+        return
+    major, minor = torch.cuda.get_device_capability(device)
+    if 10 * major + minor < form.capability:
+        dtypes = of_capability(10 * major + minor).dtypes
+        has = [repr(name) for name, products in PRODUCTS.items() if products in dtypes]
+        raise InputError(
+            f"precision='{precision}' needs a GPU of compute capability {form.capability / 10} or more, and "
+            f"{torch.cuda.get_device_name(device)} has {major}.{minor}: "
+            f"it has the precisions {', '.join([*has, 'None'])}, of which None is that of the module's dtype"
+        )
 
 
 def _problem_dtype(dtype: str, precision: str | None) -> str:
@@ -325,6 +358,8 @@ def _problem_dtype(dtype: str, precision: str | None) -> str:
     """
     if precision is not None:
         require_one_of("precision", precision, list(PRECISIONS))
+    if dtype in BYTE_FORMATS:
+        raise InputError(f"the module is in {dtype}: convert it with .half(), and give precision=, which quantizes it")
     if precision == TF32 and dtype != "f32":
         raise InputError(f"precision='tf32' is for float32, and the module is in {dtype}: convert it with .float()")
     return TF32 if precision == TF32 else dtype

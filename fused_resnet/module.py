@@ -65,7 +65,7 @@ class FusedResNet(nn.Module):
         graph: On a GPU, replay the network as a CUDA graph.
         plans: Number of plans to keep, one for each input shape and, on a GPU, stream; the most recently used stay.
         precision: "tf32" to round the factors of a float32 module's products to TF32; None for the module's dtype.
-            "int8" needs `from_model`.
+            "int8" and "fp8" need `from_model`.
         memory_format: Memory format of results with four dimensions; torch.preserve_format for that of the plain
             network's. Formats other than torch.channels_last cost a copy.
         trusted_keys: Public keys, one of which must have signed the database: PEM files, their text, or base64. Without
@@ -152,9 +152,9 @@ class FusedResNet(nn.Module):
             name: Name of the model in messages; its class name by default.
             graph: On a GPU, replay the network as a CUDA graph.
             plans: Number of plans to keep, one for each input shape and, on a GPU, stream.
-            precision: None for the module's dtype, "tf32" for a float32 module, or "int8".
-            calibration: For "int8": batches of inputs like those to come, such as a DataLoader, or the scales that
-                `quantization.calibrate` returned for them.
+            precision: None for the module's dtype, "tf32" for a float32 module, "int8" or "fp8".
+            calibration: For "int8" and "fp8": batches of inputs like those to come, such as a DataLoader, or the scales
+                that `quantization.calibrate` returned for them.
             memory_format: Memory format of results with four dimensions; torch.preserve_format for that of the model's.
             trusted_keys: Public keys, one of which must have signed the database, as for the class.
             inductor: Whether Inductor may compile, as for the class.

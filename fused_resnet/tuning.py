@@ -87,8 +87,8 @@ def tune(
         name: Name of the model in messages.
         graph: On a GPU, replay the network as a CUDA graph.
         plans: Number of plans to keep.
-        precision: None, "tf32" or "int8".
-        calibration: For "int8".
+        precision: None, "tf32", "int8" or "fp8".
+        calibration: For "int8" and "fp8".
         memory_format: Memory format of results with four dimensions.
 
     Raises:

@@ -17,7 +17,12 @@ from autotune.core import FamilyError, of_target, paths
 from autotune.families import DEVICE_IMAGE, AnyFamily, Kernel, family, folder_of
 from autotune.ir import abi, is_built_in
 
-CPP_TYPES = {"f32": "float", "f16": "at::half", "bf16": "at::bfloat16", "tf32": "float", "s8": "signed char"}
+CPP_TYPES = {
+    **{"f32": "float", "f16": "at::half", "bf16": "at::bfloat16", "tf32": "float", "s8": "signed char"},
+    **{"e4m3": "at::e4m3"},
+}
+_DEVICE_HEADERS = {"at::e4m3": "common/e4m3.cuh"}
+"""C++ type -> its header, which only units with that type include: units without it keep their digests."""
 
 
 def folders(kernel: Kernel) -> list[Path]:
@@ -85,7 +90,10 @@ def unit(kernels: Sequence[Kernel]) -> str:
     chosen = family(kernels[0].family)
     template = "cuda/unit.cu.j2" if chosen.kind == DEVICE_IMAGE else "cpu/unit.cpp.j2"
     texts = [render(kernel) for kernel in kernels]
-    headers = dict.fromkeys(line for text in texts for line in text.splitlines() if line.startswith("#include"))
+    own = _DEVICE_HEADERS.items() if chosen.kind == DEVICE_IMAGE else ()
+    of_types = [f'#include "{header}"' for name, header in own if any(name in text for text in texts)]
+    included = [line for text in texts for line in text.splitlines() if line.startswith("#include")]
+    headers = dict.fromkeys([*of_types, *included])
     bodies = ["\n".join(line for line in text.splitlines() if not line.startswith("#include")) for text in texts]
     return (
         _environment((paths.templates(),))

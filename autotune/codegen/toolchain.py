@@ -25,7 +25,7 @@ _GPP_FLAGS = [
     *["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"],
 ]
 _NVCC_FLAGS = ["-cubin", "-O3", "-DNDEBUG", "-std=c++17", "--expt-relaxed-constexpr", "-diag-suppress", "20281"]
-NVRTC_HEADERS = {"stdint.h", "cuda_fp16.h", "cuda_bf16.h", "cmath"}
+NVRTC_HEADERS = {"stdint.h", "cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h", "cmath"}
 """Headers from outside the project with which NVRTC compiles what nvcc compiles; cmath is for the host alone."""
 _NVRTC_CLI = Path(__file__).with_name("nvrtc_cli.py")
 _NVRTC_FLAGS = ["--std=c++17", "-default-device", "-DNDEBUG", "-DCUTLASS_NVRTC"]

@@ -101,20 +101,21 @@ def _cuda(
 _VOLTA = ("f16", "f32")
 _TURING = ("f16", "f32", "s8")
 _AMPERE = ("f16", "bf16", "tf32", "f32", "s8")
+_ADA = (*_AMPERE, "e4m3")
 _KB = 1024
 
 ARCHITECTURES: dict[str, Architecture] = {
     arch.name: arch
     for arch in (
-        Architecture("cpu", None, ("f32", "s8"), processors=len(os.sched_getaffinity(0))),
+        Architecture("cpu", None, ("f32", "s8", "e4m3"), processors=len(os.sched_getaffinity(0))),
         _cuda(70, _VOLTA, block_shared=96 * _KB, sm_shared=96 * _KB, sm_threads=2048, processors=80),
         _cuda(75, _TURING, block_shared=64 * _KB, sm_shared=64 * _KB, sm_threads=1024, processors=40),
         _cuda(80, _AMPERE, block_shared=163 * _KB, sm_shared=164 * _KB, sm_threads=2048, processors=108),
         _cuda(86, _AMPERE, block_shared=99 * _KB, sm_shared=100 * _KB, sm_threads=1536, processors=84),
-        _cuda(89, _AMPERE, block_shared=99 * _KB, sm_shared=100 * _KB, sm_threads=1536, processors=128),
+        _cuda(89, _ADA, block_shared=99 * _KB, sm_shared=100 * _KB, sm_threads=1536, processors=128),
         _cuda(
             90,
-            _AMPERE,
+            _ADA,
             block_shared=227 * _KB,
             sm_shared=228 * _KB,
             sm_threads=2048,

@@ -7,7 +7,7 @@ from autotune.families.base import Config, Parameter
 from autotune.families.rules import require
 from autotune.ir import Cast, Epilogue
 
-RESULT = Parameter("result", ("s8", "f16", "bf16", "f32"), "dtype of the output")
+RESULT = Parameter("result", ("s8", "f16", "bf16", "f32", "e4m3"), "dtype of the output")
 
 
 def why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:

@@ -1,10 +1,11 @@
 """The computation of networks, without any device: problems, epilogues, layers and weights as pure records."""
 
 from autotune.ir.abi import MAP_ELEMENTS
+from autotune.ir.byte_formats import BYTE_FORMATS, BYTE_PRECISIONS, E4M3, MAX_PRODUCTS, S8, ByteFormat
 from autotune.ir.constant_expr import ConstantExpr, ConstantSource, State, evaluate
+from autotune.ir.e4m3_sums import MAX_SUM_ERROR, sum_error
 from autotune.ir.epilogue import MAX_SCALARS, Epilogue, Step
 from autotune.ir.epilogue_steps import define_step, full_name, register_step
-from autotune.ir.int8_numerics import MAX_BYTE, MAX_PRODUCTS, scale_of
 from autotune.ir.network import (
     INPUT,
     OUTPUT,
@@ -96,23 +97,28 @@ from autotune.ir.rewrites import (
 from autotune.ir.weight_layout import pack_weight, turn_weight
 
 __all__ = [
+    "BYTE_FORMATS",
+    "BYTE_PRECISIONS",
     "DTYPES",
+    "E4M3",
     "GATE_ACTIVATIONS",
     "HIDDEN_ACTIVATIONS",
     "INPUT",
     "MAP_ELEMENTS",
-    "MAX_BYTE",
     "MAX_OPERANDS",
     "MAX_PIECES",
     "MAX_PRODUCTS",
     "MAX_SCALARS",
+    "MAX_SUM_ERROR",
     "OPERATORS",
     "OUTPUT",
+    "S8",
     "TENSOR_DTYPES",
     "WHOLE",
     "AdaptiveAvgPool2d",
     "Alternative",
     "AvgPool2d",
+    "ByteFormat",
     "CallDevice",
     "CallerTensor",
     "Cast",
@@ -188,9 +194,9 @@ __all__ = [
     "parse",
     "register",
     "register_step",
-    "scale_of",
     "split_gate",
     "stored_shape",
+    "sum_error",
     "tensor_dtype_name",
     "turn_weight",
     "with_batch",

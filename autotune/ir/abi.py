@@ -19,7 +19,7 @@ WORKSPACE = MAX_OPERANDS
 """Index of the workspace among a kernel's pointers."""
 MAX_POINTERS = WORKSPACE + 1
 """Most pointers of a kernel: a problem's tensors and the workspace."""
-MAP_ELEMENTS = {"f16": 6, "bf16": 9, "s8": 0}
+MAP_ELEMENTS = {"f16": 6, "bf16": 9, "s8": 0, "e4m3": 0}
 """dtype -> element of an at_tensor_map (CUtensorMapDataType of the CUDA driver API)."""
 
 _TAIL = [("scalars", ctypes.c_float * MAX_SCALARS), ("launch", ctypes.c_int32 * MAX_LAUNCH)]

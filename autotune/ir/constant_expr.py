@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from autotune.core import require_one_of
-from autotune.ir.int8_numerics import quantize_weight
+from autotune.ir.byte_formats import BYTE_FORMATS, ByteFormat
 from autotune.ir.weight_layout import merge_groups
 
 
@@ -147,9 +147,13 @@ def _pad_inputs(weight: torch.Tensor, c: int) -> torch.Tensor:
     return torch.nn.functional.pad(weight, (0, 0, 0, 0, 0, c - weight.shape[1]))
 
 
-def _byte_scales(weight: torch.Tensor, factor: float) -> torch.Tensor:
-    """Return the factor of each output channel's int32 sum: the scale of the quantized weight times `factor`."""
-    return quantize_weight(weight)[1] * factor
+def _quantization(form: ByteFormat) -> dict[str, Callable[..., torch.Tensor]]:
+    """Return the functions of a format: the quantized weight, and its scales times the factor of all channels' sums."""
+    weight, scales = form.constants
+    return {
+        weight: lambda tensor: form.quantize_weight(tensor)[0],
+        scales: lambda tensor, factor: form.quantize_weight(tensor)[1] * factor,
+    }
 
 
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
@@ -173,7 +177,6 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "columns_last": _columns_last,
     "pad_inputs": _pad_inputs,
     "merge_groups": merge_groups,
-    "bytes": lambda weight: quantize_weight(weight)[0],
-    "byte_scales": _byte_scales,
+    **{name: function for form in BYTE_FORMATS.values() for name, function in _quantization(form).items()},
 }
 """Name -> function of tensors, then numbers, that returns a tensor."""

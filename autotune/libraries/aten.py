@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from autotune.ir import (
+    BYTE_FORMATS,
     DTYPES,
+    E4M3,
     Conv2d,
     Conv2dDgrad,
     Conv2dWgrad,
@@ -37,9 +39,12 @@ def configs(problem: Problem) -> list[dict[str, str]]:
 
 
 def _leave(value: torch.Tensor, output: torch.Tensor) -> None:
-    """Store in the output's dtype; int8 is rounded to the nearest and saturated."""
-    output.copy_(value.round().clamp_(-128, 127) if output.dtype == torch.int8 else value)
+    """Store in the output's dtype; 8-bit formats are rounded to the nearest and saturated."""
+    form = _FORMATS.get(output.dtype)
+    output.copy_(form.stored(value) if form else value)
 
+
+_FORMATS = {form.tensors: form for form in BYTE_FORMATS.values()}
 
 _IN_PLACE: dict[str, Callable[..., Any]] = {
     "bias": torch.Tensor.add_,
@@ -60,10 +65,18 @@ _IN_PLACE: dict[str, Callable[..., Any]] = {
 }
 
 
+def _readable(kind: str, argument: torch.Tensor | float) -> torch.Tensor | float:
+    """Return an argument that torch's operators take: they do not mix float8 with other dtypes."""
+    if isinstance(argument, torch.Tensor) and argument.dtype == E4M3.tensors and kind != "output":
+        return argument.float()
+    return argument
+
+
 def _finish(epilogue: Epilogue, value: torch.Tensor, tensors: Tensors, scalars: tuple[float, ...]) -> None:
     """Apply the chain to a temporary tensor, in place where torch can, and store the result in `y`."""
     for step in epilogue.steps:
-        arguments = step.values(tensors, scalars, value.dtype)
+        kinds = [argument.kind for argument in step.arguments]
+        arguments = map(_readable, kinds, step.values(tensors, scalars, value.dtype))
         if step.name in _IN_PLACE:
             _IN_PLACE[step.name](value, *arguments)
         else:
@@ -86,7 +99,7 @@ def bind(
         run(late): solves the problem; the tensors in `late` replace those of the same name.
     """
     if not isinstance(problem, (*PASSES, Stem)):
-        bytes_ = "s8" in (problem.dtype, problem.output_dtype)
+        bytes_ = {problem.dtype, problem.output_dtype} & set(BYTE_FORMATS)
 
         def run(late: Tensors) -> None:
             operands = {**tensors, **late}
@@ -120,8 +133,8 @@ def _cudnn(problem: Problem) -> AbstractContextManager[None]:
 
 
 def _factors(problem: Problem) -> torch.dtype:
-    """Return the dtype of the products: float32 for int8, in which sums of bytes are exact up to 2^24."""
-    return torch.float32 if problem.dtype == "s8" else DTYPES[problem.dtype]
+    """Return the dtype of the products: float32 for bytes. Sums of int8 are exact in it up to 2^24."""
+    return torch.float32 if problem.dtype in BYTE_FORMATS else DTYPES[problem.dtype]
 
 
 def _convolution(

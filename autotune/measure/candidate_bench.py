@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from autotune.core import AutotuneError, WorkerError, format_bytes
-from autotune.ir import Problem
+from autotune.ir import BYTE_FORMATS, Problem, sum_error
 from autotune.libraries import inductor
+from autotune.measure import byte_tolerance
 from autotune.measure.cold_cache import RotatingBuffers, copies_of, flush
 from autotune.measure.device_turn import gpu_serial, turn
 from autotune.measure.interleaving import Rounds, interleave
@@ -37,7 +38,7 @@ from autotune.measure.timers import (
     synchronize,
     warm_up,
 )
-from autotune.measure.verify import HALF_SUMS, TOLERANCE, WHOLE_SLACK, Workload
+from autotune.measure.verify import HALF_SUMS, TOLERANCE, Workload
 from autotune.runtime import BoundStep, Candidate, bind
 from autotune.runtime.engine import Program, RefusedError
 
@@ -135,7 +136,8 @@ class CandidateBench(Workload):
             bound = time.perf_counter()
             with nvtx_range("verify", self.device):
                 accuracy = _accuracy(self.problem, candidate)
-                error, fault = self.verify(step, accuracy)
+                of_sums = sum_error(self.problem, json.loads(candidate.config))
+                error, fault = self.verify(step, accuracy, of_sums)
                 if fault:
                     return Result("wrong", fault, error)
                 outputs = self.copy_outputs()
@@ -153,10 +155,11 @@ class CandidateBench(Workload):
                 return Result("unstable", f"after many launches {difference}", error)
             seconds = {"load": bound - started, "verify": verified - bound, "time": time.perf_counter() - verified}
             result.details["seconds"] = {name: round(value, 5) for name, value in seconds.items()}
-            tolerance = (
-                TOLERANCE[accuracy] * math.sqrt(self.problem.roundings) if accuracy in TOLERANCE else WHOLE_SLACK
+            result.details["tolerance"] = (
+                TOLERANCE[accuracy] * math.sqrt(self.problem.roundings)
+                if accuracy in TOLERANCE
+                else byte_tolerance.nominal(BYTE_FORMATS[accuracy], of_sums)
             )
-            result.details["tolerance"] = tolerance
             result.details["repeatable"] = changed is None
             return result
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 
 import torch
 
-from autotune.ir import TENSOR_DTYPES, Epilogue, Operand, Problem, compute
+from autotune.ir import BYTE_FORMATS, S8, TENSOR_DTYPES, Epilogue, Operand, Problem, compute
+from autotune.measure import byte_tolerance
 from autotune.measure.timers import Runnable, stream_of, synchronize
 
 HALF_SUMS = "f16 sums"
@@ -25,18 +26,14 @@ tf32 rounds the factors. Sums in float16 are rounded at every step of the reduct
 error that grows with the square root of their number, so a problem of n calls may have sqrt(n) times this error."""
 ELEMENT_TOLERANCE = {"f32": 1e-3, "f16": 8e-3, "bf16": 6e-2, "tf32": 1.5e-2, HALF_SUMS: 8e-2}
 """Largest error of one element, relative to the element's magnitude plus the root mean square of all elements."""
-WHOLE_SLACK = 1e-3
-"""Error of an int8 result before it is rounded to a whole number.
-
-int8 sums are exact. The epilogue runs in float32 and may lose a few roundings of values up to some hundreds."""
 
 _GUARD = 4096
 """Bytes before and after each output that no kernel may write."""
 _GUARD_BYTE = 0xA5
 _BYTE_RMS = 64.0
-"""Root mean square of int8 results that are well spread over a signed byte."""
+"""Root mean square of quantized values that are well spread over the range of either 8-bit format."""
 _FAR = 3e4
-"""A value that float16 can hold and that no output has."""
+"""A value that float16 can hold and that no output has. In e4m3 it saturates to the largest one."""
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Bytes of an element -> the integer dtype of that size."""
 
@@ -67,14 +64,15 @@ class Workload:
                 self._guarded[operand.name], self.tensors[operand.name] = _guarded(operand, device)
             else:
                 self.tensors[operand.name] = random_tensor(operand, generator)
-        if problem.output_dtype == "s8":
+        self._form = BYTE_FORMATS.get(problem.output_dtype)
+        if self._form:
             self._spread_bytes()
         self.expected = self._expected()
         self.corrupted_inputs = False
         self._sums = self._checksums()
 
     def _spread_bytes(self) -> None:
-        """Scale an epilogue argument so that results spread over a signed byte instead of saturating.
+        """Scale an epilogue argument so that results spread over the range of a byte instead of saturating.
 
         The argument is that of the first epilogue step that scales, if there is one.
         """
@@ -94,8 +92,8 @@ class Workload:
         return {name: tensor.to(dtype) for name, tensor in self.tensors.items() if name not in self._guarded}
 
     def _expected(self) -> dict[str, torch.Tensor]:
-        # float32 and int8 results are checked against float64: torch's float32 algorithms may be less exact than ours.
-        exact = self.device.type == "cpu" or {self.problem.dtype, self.problem.output_dtype} & {"f32", "s8"}
+        # Results in float32 and bytes are checked against float64: torch's float32 algorithms may be less exact.
+        exact = self.device.type == "cpu" or {self.problem.dtype, self.problem.output_dtype} & {"f32", *BYTE_FORMATS}
         precise = torch.float64 if exact else torch.float32
         operands = self._inputs(precise)
         with torch.backends.cudnn.flags(allow_tf32=False), torch.no_grad():
@@ -117,20 +115,22 @@ class Workload:
         for name, whole in self._guarded.items():
             whole.fill_(_GUARD_BYTE)
             output = self.tensors[name]
+            far = min(_FAR, torch.finfo(output.dtype).max) if output.is_floating_point() else 0.0
             if not output.is_floating_point():
                 output.copy_(_to_bytes(self.expected[name]).bitwise_xor(0x5A if other else -128))
             elif other:
-                output.fill_(_FAR)
-                output.view(-1)[::2] = -_FAR
+                output.fill_(far)
+                output.view(-1)[::2] = -far
             else:
                 output.fill_(math.nan)
 
-    def verify(self, step: Runnable, accuracy: str = "") -> tuple[float, str | None]:
+    def verify(self, step: Runnable, accuracy: str = "", of_sums: float = 0.0) -> tuple[float, str | None]:
         """Run a step on outputs filled with NaN and compare all outputs with the reference.
 
         Args:
             step: What is verified.
             accuracy: A key of TOLERANCE to use instead of the output's dtype.
+            of_sums: What `ir.sum_error` returned for the kernel.
 
         Returns:
             The largest relative error, and a description of the fault, or None if the result is right.
@@ -138,26 +138,29 @@ class Workload:
         self._run(step)
         if fault := self.out_of_bounds_write():
             return math.inf, fault
-        return self.check(accuracy)
+        return self.check(accuracy, of_sums)
 
     def _run(self, step: Runnable, other: bool = False) -> None:
         self.fill_nan(other)
         step.run(stream_of(self.device))
         synchronize(self.device)
 
-    def check(self, accuracy: str = "") -> tuple[float, str | None]:
+    def check(self, accuracy: str = "", of_sums: float = 0.0) -> tuple[float, str | None]:
         """Compare all outputs with the reference; arguments and result as for `verify`."""
         worst = 0.0
         accuracy = accuracy or self.problem.output_dtype
         for name, expected in self.expected.items():
-            if self.problem.output_dtype == "s8":
-                expected = expected.clamp(-128, 127)  # noqa: PLW2901 (the result saturates)
-            difference = self.tensors[name].to(expected.dtype) - expected
+            actual = self.tensors[name].to(expected.dtype)
+            difference = actual - (expected.clamp(*self._form.range) if self._form else expected)
             error = float(difference.norm() / expected.norm().clamp_min(1e-30))
             worst = max(worst, error) if math.isfinite(error) else math.inf
-            if not math.isfinite(error) and not bool(torch.isfinite(self.tensors[name]).all()):
+            if not math.isfinite(error) and not bool(torch.isfinite(actual).all()):
                 return math.inf, f"{name} holds values that are not finite, or that were never written"
-            if fault := _fault(difference, expected, error, accuracy, math.sqrt(self.problem.roundings)):
+            if self._form:
+                fault = byte_tolerance.fault(self._form, actual, expected, of_sums)
+            else:
+                fault = _fault(difference, expected, error, accuracy, math.sqrt(self.problem.roundings))
+            if fault:
                 return worst, f"{name} has {fault}"
         return worst, None
 
@@ -220,10 +223,10 @@ class Workload:
 def random_tensor(operand: Operand, generator: torch.Generator) -> torch.Tensor:
     """Return random values for an operand, on the generator's device.
 
-    int8 values are uniform, all others normal. Weights are divided by the square root of their fan-in, so that sums
-    have a standard deviation of about one (He et al., 2015, up to a constant). Vectors are halved. Positive values are
-    at least a half, because networks divide by them. Integers that are no quantized values are 0, which is valid as an
-    index.
+    int8 values are uniform, all others normal. e4m3 values spread over the range of the format. Other weights are
+    divided by the square root of their fan-in, so that sums have a standard deviation of about one (He et al., 2015, up
+    to a constant). Vectors are halved. Positive values are at least a half, because networks divide by them. Integers
+    that are no quantized values are 0, which is valid as an index.
     """
     dtype = TENSOR_DTYPES[operand.dtype]
     if operand.dtype == "s8":
@@ -231,6 +234,8 @@ def random_tensor(operand: Operand, generator: torch.Generator) -> torch.Tensor:
     if not dtype.is_floating_point:
         return torch.zeros(operand.shape, dtype=dtype, device=generator.device)
     values = torch.randn(operand.shape, generator=generator, device=generator.device)
+    if form := BYTE_FORMATS.get(operand.dtype):
+        return form.stored(values * _BYTE_RMS)
     if operand.role == "weight":
         values /= math.sqrt(math.prod(operand.shape[1:]))
     elif operand.role == "vector":
@@ -246,7 +251,7 @@ def _raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _to_bytes(values: torch.Tensor) -> torch.Tensor:
-    return values.clamp(-128, 127).round().to(torch.int8)
+    return S8.stored(values)
 
 
 def _fault(difference: torch.Tensor, expected: torch.Tensor, error: float, accuracy: str, slack: float) -> str | None:
@@ -256,12 +261,9 @@ def _fault(difference: torch.Tensor, expected: torch.Tensor, error: float, accur
         difference: The output minus the reference.
         expected: The reference.
         error: Norm of the difference over the norm of the reference.
-        accuracy: A key of TOLERANCE, or "s8".
+        accuracy: A key of TOLERANCE.
         slack: The errors of floating-point results may be this many times the tolerances.
     """
-    if accuracy == "s8":
-        worst = float(_largest(difference))
-        return f"an element that is off by {worst:.3f} before rounding" if worst > 0.5 + WHOLE_SLACK else None
     if error > slack * TOLERANCE[accuracy]:
         return f"a relative error of {error:.2e}"
     rms, most = expected.norm() / math.sqrt(expected.numel()), slack * ELEMENT_TOLERANCE[accuracy]

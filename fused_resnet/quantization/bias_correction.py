@@ -16,8 +16,8 @@ from itertools import takewhile
 
 import torch
 
-from autotune.ir import Conv2d, Epilogue, Gemm, Layer, State, compute, evaluate
-from fused_resnet.quantization.int8_rules import Wiring, choose_layers
+from autotune.ir import ByteFormat, Conv2d, Epilogue, Gemm, Layer, State, compute, evaluate
+from fused_resnet.quantization.byte_rules import Wiring, choose_layers
 from fused_resnet.quantization.reference_run import LayerRun, Operands, run_layers
 from fused_resnet.quantization.rounding import Rounding, bias_operand
 from fused_resnet.quantization.scales import Scales
@@ -38,6 +38,7 @@ def has_room(batches: Sequence[torch.Tensor], x: torch.Tensor) -> bool:
 
 @torch.no_grad()
 def bias_corrections(
+    form: ByteFormat,
     layers: Sequence[Layer],
     constants: State,
     batches: Sequence[torch.Tensor],
@@ -51,6 +52,7 @@ def bias_corrections(
     bias, and another branch if it is added next. Rounding is simulated in float32.
 
     Args:
+        form: The format of the bytes.
         layers: The captured layers for the shape of the batches.
         constants: Parameters and buffers of the module, in float32.
         batches: Inputs of one shape.
@@ -61,12 +63,12 @@ def bias_corrections(
         For each convolution and linear layer in bytes that has a bias, by name, a number for each output channel.
     """
     wiring = Wiring(layers)
-    chosen, _ = choose_layers(wiring, kept)
+    chosen, _ = choose_layers(wiring, form, kept)
     corrected = {layer.name for layer in layers if layer.name in chosen and _has_bias(layer)}
     if not corrected:
         return {}
     expected = _exact_means(layers, constants, batches, corrected)
-    rounding = Rounding(wiring, scales, chosen)
+    rounding = Rounding(form, wiring, scales, chosen)
     runs = [LayerRun(layers, constants, x) for x in batches]
     corrections = dict[str, tuple[float, ...]]()
     for layer in layers:

@@ -4,7 +4,7 @@
     net = FusedResNet.from_model(model, "tuned.db", precision="int8", calibration=scales)
     print(compare(model(held_out), net(held_out)))
 
-docs/guide/precision.md describes what runs in bytes and how; autotune/ir/int8_numerics.py has the arithmetic.
+docs/guide/precision.md describes what runs in bytes and how; autotune/ir/byte_formats.py has the arithmetic.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from autotune.core import ProblemError, require_one_of
-from autotune.ir import Layer, scale_of
+from autotune.ir import BYTE_PRECISIONS, S8, Layer
 from fused_resnet.capture import capture
 from fused_resnet.module_state import module_state
 from fused_resnet.quantization.bias_correction import bias_corrections, has_room
@@ -34,6 +34,7 @@ def calibrate(
     method: str = DEFAULT_METHOD,
     max_loss: float | None = None,
     bias_correction: bool = True,
+    precision: str = S8.precision,
 ) -> CalibratedScales:
     """Return the scale of every activation of a module, from its values on some batches.
 
@@ -51,6 +52,7 @@ def calibrate(
             Measuring them takes a run for each layer. None: no limit.
         bias_correction: Measure the mean error of each output channel on about `bias_correction.IMAGES` inputs of one
             shape, and remove it by the bias of each layer in bytes that has one.
+        precision: The precision that the scales are for: "int8" or "fp8".
 
     Returns:
         The scales, a dictionary, with the layers that stay in the module's dtype as the attribute `sensitive`, and what
@@ -59,9 +61,10 @@ def calibrate(
     Raises:
         CaptureError: The module cannot be captured.
         ProblemError: There are no batches, a value is not finite, or `max_loss` is not positive.
-        UnknownNameError: There is no such method.
+        UnknownNameError: There is no such method or precision.
     """
     require_one_of("calibration method", method, list(METHODS))
+    form = BYTE_PRECISIONS[require_one_of("calibrated precision", precision, list(BYTE_PRECISIONS))]
     if max_loss is not None and not max_loss > 0:
         raise ProblemError(f"calibration: max_loss must be positive, such as 0.01 for 1 %; it is {max_loss}")
     exact = copy.deepcopy(model).eval().float()
@@ -89,16 +92,19 @@ def calibrate(
     if not histograms:
         raise ProblemError("calibration: no batch was given: give at least one batch of inputs")
     scales = {
-        name: float(scale_of(torch.tensor(range_of(histogram, method)))) for name, histogram in histograms.items()
+        name: float(form.scale_of(torch.tensor(range_of(histogram, method, form))))
+        for name, histogram in histograms.items()
     }
 
     def corrections(kept: Mapping[str, str]) -> Corrections:
         if not bias_correction:
             return {}
-        return bias_corrections(layers[corrected_on[0].shape], constants, corrected_on, scales, kept)
+        return bias_corrections(form, layers[corrected_on[0].shape], constants, corrected_on, scales, kept)
 
-    sensitive = {} if max_loss is None else sensitive_layers(layers, constants, seen, scales, max_loss, corrections)
-    return CalibratedScales(scales, sensitive, corrections(sensitive))
+    sensitive = (
+        {} if max_loss is None else sensitive_layers(form, layers, constants, seen, scales, max_loss, corrections)
+    )
+    return CalibratedScales(scales, sensitive, corrections(sensitive), precision)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Ranges of activations in signed bytes: the magnitude that becomes the byte 127.
+"""Ranges of activations in 8-bit formats: the magnitude that becomes the largest number.
 
 Larger magnitudes saturate. A smaller range loses outliers and resolves all other values more finely, so it pays where
 few values are far larger than the rest.
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from autotune.ir import MAX_BYTE
+from autotune.ir import ByteFormat
 
 BINS = 2048
 PERCENTILE = 99.99
@@ -53,27 +53,27 @@ class MagnitudeHistogram:
             self.counts[0] += magnitudes.numel()
 
 
-def _largest(histogram: MagnitudeHistogram) -> float:
+def _largest(histogram: MagnitudeHistogram, form: ByteFormat) -> float:
     return histogram.largest
 
 
-def _percentile(histogram: MagnitudeHistogram) -> float:
+def _percentile(histogram: MagnitudeHistogram, form: ByteFormat) -> float:
     """Return the upper end of the bin that the percentile lies in."""
     wanted = PERCENTILE / 100 * histogram.counts.sum()
     number = int(torch.searchsorted(histogram.counts.cumsum(0), wanted))
     return min(histogram.largest, (number + 1) * histogram.limit / BINS)
 
 
-def _least_square_error(histogram: MagnitudeHistogram) -> float:
+def _least_square_error(histogram: MagnitudeHistogram, form: ByteFormat) -> float:
     """Return the range with the least sum of squared errors of all values, each taken as the middle of its bin."""
     middles = (torch.arange(BINS, dtype=torch.float64) + 0.5) * (histogram.limit / BINS)
     ranges = histogram.largest * torch.arange(1, _CANDIDATES + 1, dtype=torch.float64) / _CANDIDATES
-    scales = (ranges / MAX_BYTE)[:, None]
-    errors = (middles / scales).round().clamp(max=MAX_BYTE) * scales - middles
+    scales = (ranges / form.largest)[:, None]
+    errors = form.quantized(middles, scales) * scales - middles
     return float(ranges[int((histogram.counts * errors.square()).sum(1).argmin())])
 
 
-METHODS: dict[str, tuple[str, Callable[[MagnitudeHistogram], float]]] = {
+METHODS: dict[str, tuple[str, Callable[[MagnitudeHistogram, ByteFormat], float]]] = {
     "max": ("the largest magnitude", _largest),
     "percentile": (f"the magnitude that {PERCENTILE} % of the values do not exceed", _percentile),
     "mse": ("the range with the least mean square error", _least_square_error),
@@ -82,6 +82,6 @@ METHODS: dict[str, tuple[str, Callable[[MagnitudeHistogram], float]]] = {
 DEFAULT_METHOD = "max"
 
 
-def range_of(histogram: MagnitudeHistogram, method: str) -> float:
-    """Return the range by one of METHODS; 0 if all values are 0."""
-    return METHODS[method][1](histogram) if histogram.largest else 0.0
+def range_of(histogram: MagnitudeHistogram, method: str, form: ByteFormat) -> float:
+    """Return the range in a format by one of METHODS; 0 if all values are 0."""
+    return METHODS[method][1](histogram, form) if histogram.largest else 0.0

@@ -1,4 +1,4 @@
-"""Layers in signed bytes, simulated in float32: the values that they read and write are rounded to their scales."""
+"""Layers in an 8-bit format, simulated in float32: the values that they read and write are rounded to their scales."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from autotune.ir import MAX_BYTE, Layer, MaxPool2d
-from autotune.ir.int8_numerics import quantize_weight
-from fused_resnet.quantization.int8_rules import Wiring
+from autotune.ir import ByteFormat, Layer, MaxPool2d
+from fused_resnet.quantization.byte_rules import Wiring
 from fused_resnet.quantization.reference_run import Operands, inputs_of
 from fused_resnet.quantization.scales import Corrections, Scales, activation
 
@@ -19,12 +18,14 @@ class Rounding:
     """The hooks of `run_layers` that simulate layers in bytes.
 
     Attributes:
+        form: The format.
         wiring: The layers.
         scales: Scale of each activation.
         in_bytes: Names of the layers that are simulated.
         corrections: What these layers add to their biases.
     """
 
+    form: ByteFormat
     wiring: Wiring
     scales: Scales
     in_bytes: Collection[str]
@@ -36,7 +37,7 @@ class Rounding:
             return operands
         rounded = {name: self._in_scale(operands[name], layer.buffers[name]) for name in inputs_of(layer)}
         if "weight" in operands:
-            weight, scale = quantize_weight(operands["weight"])
+            weight, scale = self.form.quantize_weight(operands["weight"])
             rounded["weight"] = weight.float() * scale.view(-1, *[1] * (weight.dim() - 1))
         if layer.name in self.corrections:
             bias = bias_operand(layer)
@@ -49,7 +50,7 @@ class Rounding:
 
     def _in_scale(self, value: torch.Tensor, buffer: str) -> torch.Tensor:
         scale = self.scales[scaled_as(self.wiring, self.in_bytes, buffer)]
-        return (value / scale).round().clamp(-MAX_BYTE, MAX_BYTE) * scale
+        return self.form.quantized(value, scale) * scale
 
 
 def bias_operand(layer: Layer) -> str:

@@ -1,10 +1,10 @@
-"""Scales of activations in signed bytes, and the names of activations."""
+"""Scales of activations in 8-bit formats, and the names of activations."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from autotune.ir import Layer
+from autotune.ir import S8, Layer
 
 Scales = Mapping[str, float]
 """The real value of 1 in bytes, by the name of the activation (`activation`)."""
@@ -19,17 +19,22 @@ class CalibratedScales(dict[str, float]):
     Attributes:
         sensitive: For each convolution or linear layer that stays in the module's dtype, by name, the reason.
         corrections: What layers in bytes add to their biases.
+        precision: The precision that the scales are for, a key of BYTE_PRECISIONS.
     """
+
+    precision = S8.precision  # of scales that older versions pickled
 
     def __init__(
         self,
         scales: Scales,
         sensitive: Mapping[str, str] | None = None,
         corrections: Corrections | None = None,
+        precision: str = S8.precision,
     ) -> None:
         super().__init__(scales)
         self.sensitive = dict(sensitive or {})
         self.corrections = {name: tuple(values) for name, values in (corrections or {}).items()}
+        self.precision = precision
 
 
 def activation(layer: Layer, operand: str) -> str:

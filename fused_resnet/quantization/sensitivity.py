@@ -1,4 +1,4 @@
-"""Layers that lose most in signed bytes: they stay in the module's dtype, so that the loss is within a limit."""
+"""Layers that lose most in an 8-bit format: they stay in the module's dtype, so that the loss is within a limit."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
-from autotune.ir import Layer, State, is_output
-from fused_resnet.quantization.int8_rules import Wiring, choose_layers
+from autotune.ir import ByteFormat, Layer, State, is_output
+from fused_resnet.quantization.byte_rules import Wiring, choose_layers
 from fused_resnet.quantization.reference_run import run_layers
 from fused_resnet.quantization.rounding import Rounding
 from fused_resnet.quantization.scales import Corrections, Scales
 
 
 def sensitive_layers(
+    form: ByteFormat,
     layers: Mapping[torch.Size, Sequence[Layer]],
     constants: State,
     batches: Sequence[torch.Tensor],
@@ -28,6 +29,7 @@ def sensitive_layers(
     as they will run, is within the limit. Rounding is simulated in float32.
 
     Args:
+        form: The format.
         layers: The captured layers for each shape of a batch.
         constants: Parameters and buffers of the module, in float32.
         batches: Inputs.
@@ -40,11 +42,13 @@ def sensitive_layers(
     """
     wirings = {shape: Wiring(each) for shape, each in layers.items()}
     first = wirings[batches[0].shape]
-    chosen, _ = choose_layers(first)
+    chosen, _ = choose_layers(first, form)
     products = [layer.name for layer in first.layers if layer.name in chosen and "weight" in layer.weights]
 
     def results(in_bytes: Callable[[Wiring], Collection[str]], corrected: Corrections) -> torch.Tensor:
-        roundings = {shape: Rounding(wiring, scales, in_bytes(wiring), corrected) for shape, wiring in wirings.items()}
+        roundings = {
+            shape: Rounding(form, wiring, scales, in_bytes(wiring), corrected) for shape, wiring in wirings.items()
+        }
         return torch.cat([_results(constants, x, roundings[x.shape]) for x in batches])
 
     exact = results(lambda wiring: (), {})
@@ -57,7 +61,7 @@ def sensitive_layers(
 
     def loss_without(names: Collection[str]) -> float:
         kept = dict.fromkeys(names, "")
-        return loss(lambda wiring: choose_layers(wiring, kept)[0], corrections(kept))
+        return loss(lambda wiring: choose_layers(wiring, form, kept)[0], corrections(kept))
 
     if not products or loss_without(()) <= max_loss:
         return {}

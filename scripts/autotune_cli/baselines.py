@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from autotune.ir import BYTE_PRECISIONS
 from autotune_cli.models import Model
 from fused_resnet.compile_backend import autotune
-from fused_resnet.model_source import INT8
 from tuning_db import Store
 
 FROM_ANOTHER = "fused from "
@@ -125,7 +125,7 @@ def untuned(case: BaselineInput) -> Forward:
 
 
 def fused(case: BaselineInput, database: str = "") -> Forward:
-    calibration = [case.x.cpu()] if case.precision == INT8 and not case.model.is_ours else None
+    calibration = [case.x.cpu()] if case.precision in BYTE_PRECISIONS and not case.model.is_ours else None
     network = case.model.fused(database or case.database, case.precision, calibration)
     network.eval().to(case.device, case.x.dtype)
     return lambda: network(case.x)

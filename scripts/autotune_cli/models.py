@@ -18,16 +18,16 @@ import torch
 from torch import nn
 
 from autotune.core import AutotuneError, UnknownNameError
-from autotune.ir import DTYPES, Network, Problem
+from autotune.ir import BYTE_PRECISIONS, DTYPES, Network, Problem
 from autotune_cli import onnx_model
 from autotune_cli.record import one_line
 from fused_resnet import FusedResNet
 from fused_resnet.capture import capture
-from fused_resnet.model_source import INT8, PRECISIONS, TF32
+from fused_resnet.model_source import PRECISIONS, TF32
 from fused_resnet.networks import se_resnet9_fixup
 from fused_resnet.networks.se_resnet9_fixup_layers import network
 from fused_resnet.networks.unet import UNet
-from fused_resnet.quantization import capture_int8
+from fused_resnet.quantization import capture_bytes
 
 PRECISION = "; ".join(f"{name}: {meaning}" for name, meaning in PRECISIONS.items()) + " (docs/guide/precision.md)"
 
@@ -62,7 +62,7 @@ class Model:
         Args:
             batch: Batch size.
             dtype: Of the network's tensors: "f16", "bf16" or "f32".
-            precision: "tf32", "int8" or None. The layers are the same for every calibration of int8.
+            precision: "tf32", "int8", "fp8" or None. The layers are the same for every calibration.
 
         Raises:
             AutotuneError: The model cannot be captured, or has no layers in this precision.
@@ -70,12 +70,12 @@ class Model:
         _check_tf32(dtype, precision)
         dtype = TF32 if precision == TF32 else dtype
         if self.is_ours:
-            if precision == INT8:
-                raise AutotuneError(f"--precision int8 is for captured models ({_CAPTURED}), not for {self.name}")
+            if precision in BYTE_PRECISIONS:
+                raise AutotuneError(f"--precision {precision} is for captured models ({_OTHERS}), not for {self.name}")
             return network(self.name, batch, self.shape[0], dtype)
         module, shape = self.module.to(DTYPES[dtype]), (batch, *self.shape)
-        if precision == INT8:
-            return capture_int8(module, shape, dtype, defaultdict(lambda: 1.0))
+        if form := BYTE_PRECISIONS.get(precision or ""):
+            return capture_bytes(module, shape, dtype, defaultdict(lambda: 1.0), form)
         return capture(module, shape, dtype)
 
     def step_problems(self, batch: int, dtype: str, precision: str | None = None) -> dict[str, Problem]:
@@ -91,8 +91,8 @@ class Model:
         """
         from fused_resnet.training import step_problems  # imports torch's compiler, which takes seconds
 
-        if precision == INT8:
-            raise AutotuneError("--precision int8 is for inference, not for --train")
+        if precision in BYTE_PRECISIONS:
+            raise AutotuneError(f"--precision {precision} is for inference, not for --train")
         _check_tf32(dtype, precision)
         module = copy.deepcopy(self.module).train()
         found = step_problems(module, [torch.empty(batch, *self.shape)], DTYPES[dtype] if dtype != "f32" else None)

@@ -6,15 +6,12 @@ import argparse
 from collections.abc import Callable
 
 from autotune.core import Architecture, ProblemError, UnknownNameError
-from autotune.ir import dtype_name, parse
+from autotune.ir import BYTE_FORMATS, dtype_name, parse
 from autotune.tuner import TuneRequest
 from autotune_cli import models
 from autotune_cli.problem_file import read_problems
-from fused_resnet.model_source import TF32
+from fused_resnet.model_source import PRODUCTS, TF32
 from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS
-
-PRODUCTS = {"int8": ("s8",), "tf32": ("tf32",)}
-"""Precision -> the dtypes of its products, beside the dtype of the network's tensors."""
 
 
 def num_requests(args: argparse.Namespace) -> int:
@@ -50,9 +47,9 @@ def tune_requests(
         named = [(str(number), problem) for number, problem in enumerate(dict.fromkeys(problems), 1)]
         return [TuneRequest("problems", f"{len(named)} problem{'s' * (len(named) > 1)}", named)]
     dtype = dtype_name(args.dtype or ("f32" if args.precision == TF32 else arch.dtypes[0]))
-    if dtype in ("s8", "tf32"):
+    if dtype in (*BYTE_FORMATS, TF32):
         raise UnknownNameError(f"--dtype {args.dtype}: a network's tensors are f16, bf16 or f32; give --precision, too")
-    for needed in (dtype, *PRODUCTS.get(args.precision, ())):
+    for needed in (dtype, *([PRODUCTS[args.precision]] if args.precision else [])):
         if needed not in arch.dtypes:
             raise UnknownNameError(_no_dtype(arch, needed))
     model = models.load(args.model or next(iter(GRAPHS)), args.input, args.in_channels)

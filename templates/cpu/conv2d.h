@@ -19,6 +19,7 @@ alignas(64) static const float zeros[CHANNEL_CHUNK] = {};  // also used as CHANN
 // The accumulator type for products of an element type; declarations only, for decltype.
 float sum_of(float);
 int32_t sum_of(signed char);
+float sum_of(e4m3);
 
 // sums += x * weight over `channels` input channels; x points to the channels of each pixel.
 template <int UnrollC, int Pixels, int Vectors, typename Vec, typename Element>
@@ -52,10 +53,11 @@ static inline void multiply(Vec (&sums)[Pixels][Vectors], const float* const (&x
     for (int v = 0; v < Vectors; ++v) sums[i][v] = acc[i][v];
 }
 
-// The same for int8. In float the products and the sums of one chunk are exact, and faster than integer arithmetic.
-template <int UnrollC, int Pixels, int Vectors, typename Vec>
-static inline void multiply(Vec (&sums)[Pixels][Vectors], const signed char* const (&x)[Pixels],
-                            const signed char* weight, int channels) {
+// The same for 8-bit elements, converted to float. Products and sums of one chunk of int8 are exact in float, and
+// faster than integer arithmetic.
+template <int UnrollC, int Pixels, int Vectors, typename Vec, typename Element>
+static inline void multiply_bytes(Vec (&sums)[Pixels][Vectors], const Element* const (&x)[Pixels],
+                                  const Element* weight, int channels) {
   static_assert(CHANNEL_CHUNK * 128 * 128 <= 1 << 24, "a chunk's sums are whole numbers that a float holds");
   using Part = Vector<sizeof(Vec) / sizeof(float)>;
   alignas(64) float values[Pixels][CHANNEL_CHUNK];
@@ -66,7 +68,7 @@ static inline void multiply(Vec (&sums)[Pixels][Vectors], const signed char* con
       const auto several = read<Vector<REGISTER_FLOATS>>(x[i] + c);
       memcpy(values[i] + c, &several, sizeof several);
     }
-    for (; c < channels; ++c) values[i][c] = x[i][c];
+    for (; c < channels; ++c) values[i][c] = to_float(x[i][c]);
     rows[i] = values[i];
   }
   Part parts[Pixels][Vectors] = {};
@@ -162,7 +164,9 @@ static inline void conv2d(const at_conv2d& a, const Element* x, const Element* w
             const Element* under[count];
             if (!pixels.tap(a, r, s, x + group * c + chunk, under)) continue;
             const int64_t tap = ((int64_t)column * a.r + r) * a.s + s;
-            multiply<UnrollC>(sums, under, weight + (tap * c + chunk) * BlockK, channels);
+            const Element* of_tap = weight + (tap * c + chunk) * BlockK;
+            if constexpr (sizeof(Element) == 1) multiply_bytes<UnrollC>(sums, under, of_tap, channels);
+            else multiply<UnrollC>(sums, under, of_tap, channels);
           }
       }
 

@@ -33,4 +33,14 @@ AT_INLINE Vec read(const signed char* from) {
   return __builtin_convertvector(__builtin_convertvector(words, Vector<count, int>), Vec);
 }
 
+template <typename Vec>
+AT_INLINE Vec read(const e4m3* from) {
+  constexpr int count = sizeof(Vec) / sizeof(float);
+  float values[count];
+  load(values, from);
+  Vec result;
+  memcpy(&result, values, sizeof result);
+  return result;
+}
+
 }  // namespace at

@@ -251,10 +251,17 @@ def test_what_is_refused(args, kwargs, error, said, empty_db):
     network(x, x)
 
 
-def test_int8_takes_one_input(empty_db):
+def test_a_module_in_float8_is_refused(empty_db):
+    model = torch.nn.Embedding(10, 8).to(torch.float8_e4m3fn)
+    with pytest.raises(InputError, match=r"the module is in e4m3: convert it with .half\(\)"):
+        FusedResNet.from_model(model.eval(), empty_db)(torch.zeros(2, dtype=torch.long))
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_bytes_take_one_input(precision, empty_db):
     model = Model(CALLS["number"][0]).eval()
-    network = FusedResNet.from_model(model, empty_db, precision="int8", calibration={})
-    with pytest.raises(InputError, match="precision='int8' is for models with one input"):
+    network = FusedResNet.from_model(model, empty_db, precision=precision, calibration={})
+    with pytest.raises(InputError, match=f"precision='{precision}' is for models with one input"):
         network(torch.randn(2, *IMAGE), mask=torch.ones(2, *MASK).bool())
 
 

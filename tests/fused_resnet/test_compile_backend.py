@@ -299,6 +299,7 @@ def test_gradients_that_nothing_needs_are_no_training(empty_db, bound, no_induct
         ({"budget": "9s"}, InputError, "budget is for tune='missing'"),
         ({"precision": "int4"}, UnknownNameError, "int4"),
         ({"precision": "int8"}, InputError, "needs calibration"),
+        ({"precision": "fp8"}, InputError, "precision='fp8' needs calibration"),
         ({"tune": "missing", "trusted_keys": ["k"]}, InputError, "no signature"),
     ],
 )

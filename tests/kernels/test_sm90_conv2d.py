@@ -1,15 +1,17 @@
 """The Hopper convolution's own text, run on a CPU: its ways to load, to share, to split and to store."""
 
 import pytest
+import torch
 from emulator import Emulated
-from kernels import assert_not_serialized, need_compiler, random_inputs
+from kernels import assert_not_serialized, need_compiler, random_inputs, spread_inputs
 from reference import assert_bytes_are_right, relative_error, solve
 
 from autotune.core import architecture
 from autotune.families import Kernel, family
-from autotune.ir import Epilogue, parse
+from autotune.ir import BYTE_FORMATS, MAX_SUM_ERROR, Epilogue, parse, sum_error
 
 SM90, FAMILY, FOLDED = architecture("sm90"), family("sm90_conv2d"), family("sm90_folded_conv2d")
+E4M3 = family("sm90_e4m3_conv2d")
 SMALL = {
     "tile_m": 64, "tile_n": 32, "tile_k": 64, "groups": 1, "schedule": "cooperative", "activations": "im2col",
     "weights": "streamed", "cluster_m": 1, "cluster_n": 1, "slices": 1, "merge": 1,
@@ -159,6 +161,80 @@ def test_the_kernels_text_computes_the_convolution(case, tmp_path):
     _compare(FAMILY, SMALL | CASES[case][0], CASES[case][1], tmp_path, {0} if whole else {0, 1, 4, 8})
 
 
+PROMOTED = {
+    "bytes, shared loads": {"promote": 1},
+    "bytes, turns, lines of 128 bytes": {"promote": 0},
+    "bytes, patches, streamed": {"promote": 2, "tile_n": 64},
+    "bytes, resident weights": {"promote": 4},
+    "bytes, groups": {"promote": 1},
+    "a split of bytes": {"promote": 2},
+}
+"""Case of signed bytes that e4m3 has, too -> what differs in its config."""
+
+
+@pytest.mark.daily(2)
+@pytest.mark.compile
+@pytest.mark.parametrize("case", PROMOTED)
+def test_the_kernels_text_computes_the_convolution_in_e4m3(case, tmp_path):
+    (config, text), whole = CASES[case], case.startswith("a split")
+    text = text.replace("dtype=s8", "dtype=e4m3")
+    _compare(E4M3, SMALL | config | PROMOTED[case], text, tmp_path, {0} if whole else {0, 1, 4, 8})
+
+
+@pytest.mark.compile
+def test_promoted_sums_are_more_exact(tmp_path):
+    """The emulator adds as Hopper does: a byte is off where the sum's error passes the middle of two."""
+    problem = parse("gemm m=64 n=32 k=4096 dtype=e4m3 epilogue=scale")
+    tensors, scalars = spread_inputs(problem)
+    exact = solve(problem, tensors, scalars)["y"].clamp(-448, 448).float().to(torch.float8_e4m3fn).double()
+    off = {}
+    for promote in (0, 1):
+        folder = tmp_path / str(promote)
+        folder.mkdir()
+        config = SMALL | {"tile_k": 128, "promote": promote}
+        emulated = Emulated(Kernel.of(E4M3.name, config, problem.dtype, problem.epilogue, "sm_90"), folder)
+        launch = {**E4M3.launches(problem, config, SM90)[0], "staged": 0}
+        off[promote] = int((emulated.run(problem, tensors, scalars, launch, 1)["y"].double() != exact).sum())
+    assert off[1] < off[0] / 3 and 20 < off[0] < 300, off
+
+
+def test_kernels_in_e4m3_have_the_schedules_of_bytes():
+    """Each config of sm90_conv2d in s8 is one of e4m3, and with promoted sums where the registers allow it."""
+    epilogue = Epilogue.parse("scale,bias,relu")
+    of_bytes = [tuple(config.values()) for config in FAMILY.configs(SM90, "s8", epilogue)]
+    found = [tuple(config.values()) for config in E4M3.configs(SM90, "e4m3", epilogue)]
+    assert {config[:-1] for config in found if config[-1] == 0} == set(of_bytes)
+    promoted = {config[:-1] for config in found if config[-1] == 1}
+    assert set() < promoted < set(of_bytes)
+    wide = dict(zip((parameter.name for parameter in E4M3.parameters), next(iter(found)), strict=True))
+    wide |= {"tile_m": 128, "tile_n": 128, "tile_k": 128, "groups": 1, "schedule": "cooperative", "promote": 1}
+    assert "at most 128 sums, or spills; it has 256" in E4M3.why_illegal(wide, SM90, "e4m3", epilogue)
+
+
+def test_sums_that_are_too_inexact_are_promoted():
+    config = SMALL | {"tile_k": 128, "promote": 0}
+    few, many = (parse(f"conv2d n=8 h=7 w=7 c={c} k=64 r=3 s=3 pad=1 dtype=e4m3") for c in (256, 512))
+    assert sum_error(few, config) == 72 * 2**-13 and sum_error(many, config) == 144 * 2**-13 > MAX_SUM_ERROR
+    assert sum_error(many, config | {"promote": 2}) == pytest.approx((144 * 8) ** 0.5 * 2**-13)
+    assert sum_error(many, config | {"slices": 4}) == pytest.approx(72 * 2**-13)
+    assert sum_error(many, {}) == 0, "other kernels sum in float32"
+    assert E4M3.why_unfit(few, config, SM90) is None
+    assert E4M3.why_unfit(many, config, SM90).startswith("sums that are promoted so rarely are off by up to 1.76%")
+    assert all(E4M3.why_unfit(many, config | {"promote": often}, SM90) is None for often in (1, 2, 4))
+    slow, fast = (E4M3.cost(few, config | {"promote": often}, SM90) for often in (1, 0))
+    assert slow > fast
+
+
+def test_e4m3_has_no_sums_that_overflow_and_no_gates():
+    large = "conv2d n=1 h=32 w=32 c=16384 k=64 r=3 s=3 pad=1 dtype={}"
+    assert "so that no sum overflows int32" in FAMILY.why_not_served(parse(large.format("s8")), SM90)
+    assert E4M3.why_not_served(parse(large.format("e4m3")), SM90) is None
+    assert FAMILY.why_not_served(parse(large.format("e4m3")), SM90) == "it has no kernels in e4m3"
+    assert E4M3.why_not_served(parse(large.format("e4m3")), architecture("sm89")) == "it has no kernels for sm89"
+    gated = Epilogue.parse("scale,gate")
+    assert E4M3.why_illegal(SMALL | {"promote": 0}, SM90, "e4m3", gated) == "gates are not computed from bytes"
+
+
 @pytest.mark.daily(2)
 @pytest.mark.compile
 @pytest.mark.parametrize("case", FOLDED_CASES)
@@ -174,8 +250,8 @@ def _compare(chosen, config, text, folder, stagings):
     assert chosen.why_not_served(problem, SM90) is None
     assert chosen.why_illegal(config, SM90, problem.dtype, problem.epilogue) is None
     emulated = Emulated(Kernel.of(chosen.name, config, problem.dtype, problem.epilogue, "sm_90"), folder)
-    tensors, scalars = random_inputs(problem)
-    wanted = solve(problem, tensors, scalars)
+    tensors, scalars = (spread_inputs if problem.dtype in BYTE_FORMATS else random_inputs)(problem)
+    wanted, of_sums = solve(problem, tensors, scalars), sum_error(problem, config)
     cluster = config["cluster_m"] * config["cluster_n"] * config["slices"]
     launches = chosen.launches(problem, config, SM90)
     by_staging = {launch["staged"]: launch for launch in launches}  # the last has the least shared memory
@@ -185,8 +261,9 @@ def _compare(chosen, config, text, folder, stagings):
         for seed in (0, 1):  # transfers late, and at once
             found = emulated.run(problem, tensors, scalars, {**launch, "grid": grid}, cluster, seed)
             for name, value in wanted.items():
-                if problem.dtype == "s8":
-                    assert_bytes_are_right(found[name], value, f"{name}, staged {staged}, seed {seed}")
+                if problem.dtype in BYTE_FORMATS:
+                    said = f"{name}, staged {staged}, seed {seed}"
+                    assert_bytes_are_right(found[name], value, said, 2e-5 + of_sums)
                     continue
                 error = relative_error(found[name], value)
                 assert error < {"f16": 1e-3, "bf16": 8e-3}[problem.dtype], f"{name}, staged {staged}, seed {seed}"
@@ -208,6 +285,24 @@ def test_the_compiler_does_not_serialize_products(config, tmp_path):
     compiler = need_compiler("sm_90", nvcc=True)
     problem = parse("conv2d n=8 h=56 w=56 c=64 k=256 r=3 s=3 pad=1 dtype=f16 epilogue=bias,add,relu")
     assert_not_serialized(compiler, Kernel.of(FAMILY.name, SMALL | config, "f16", problem.epilogue, "sm_90"), tmp_path)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"tile_n": 128, "promote": 1},
+        {"tile_m": 128, "tile_n": 128, "groups": 2, "schedule": "pingpong", "cluster_n": 2, "promote": 0},
+        {"tile_m": 128, "tile_n": 64, "groups": 2, "schedule": "pingpong", "activations": "patch", "promote": 4},
+        {"tile_n": 64, "activations": "patch", "weights": "resident", "promote": 2},
+    ],
+    ids=["im2col", "turns, shared loads", "patches", "patches, resident weights"],
+)
+def test_the_compiler_does_not_serialize_promoted_sums(config, tmp_path):
+    compiler = need_compiler("sm_90", nvcc=True)
+    epilogue, config = Epilogue.parse("scale,bias,add,relu"), SMALL | {"tile_k": 128} | config
+    assert E4M3.why_illegal(config, SM90, "e4m3", epilogue) is None
+    assert_not_serialized(compiler, Kernel.of(E4M3.name, config, "e4m3", epilogue, "sm_90"), tmp_path)
 
 
 @pytest.mark.compile

@@ -21,8 +21,10 @@ def test_a_network_that_it_trains(tmp_path):
     told, shown = record(tmp_path, *small, "--calibration", 16, "--bias-correction", "both")
     assert told["training"]["steps"] == 4 and 0 < told["training"]["loss"] < 10
     assert told["images"] == 30 and 0 <= told["reference_top1"] <= 1
-    assert list(told["precisions"]) == ["f32", "int8 uncorrected", "int8"]
-    exact, uncorrected, in_bytes = told["precisions"].values()
+    assert list(told["precisions"]) == ["f32", "int8 uncorrected", "int8", "fp8 uncorrected", "fp8"]
+    exact, uncorrected, in_bytes, _, in_floats = told["precisions"].values()
+    assert in_floats["layers"]["e4m3"] == in_bytes["layers"]["s8"] and in_floats["corrected_biases"] == 19
+    assert in_bytes["error"] < in_floats["error"] < 0.3, "e4m3 has steps of 6 to 12 %"
     assert [one["corrected_biases"] for one in (exact, uncorrected, in_bytes)] == [0, 0, 19]
     assert uncorrected["error"] != in_bytes["error"] and uncorrected["layers"] == in_bytes["layers"]
     assert exact["agreement"] == 1 and exact["error"] < 1e-5 and exact["top1"] == told["reference_top1"]

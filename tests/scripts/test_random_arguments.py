@@ -20,7 +20,18 @@ from tuning_db import Store
 WORDS = [
     *(word for word in ODD_WORDS if "\x00" not in word),
     *("1", "8", "3,8,8", "1,2", "90s", "1.5h", "1%", "101%", "64M", "1e9", "auto", "cpu", "cuda", "sm80", "sm999"),
-    *("f32", "half", "tf32", "int8", "se_resnet9_fixup", "torchvision:nope", "torchvision:", "os:system", "cpu_conv2d"),
+    *(
+        "f32",
+        "half",
+        "tf32",
+        "int8",
+        "fp8",
+        "se_resnet9_fixup",
+        "torchvision:nope",
+        "torchvision:",
+        "os:system",
+        "cpu_conv2d",
+    ),
     *("model.py:make", "model.py:fails", "model.py:none", "model.py:absent", "model.py:", "syntax.py:f", "no.py:f"),
     *("conv2d n=1 h=4 w=4 c=8 k=8 dtype=f32", "cast n=1 h=8 w=8 c=24 result=s8 dtype=f32", "gemm m=1 n=1 k=1 dtype=s8"),
     *(

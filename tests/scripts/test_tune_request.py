@@ -15,16 +15,37 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
     [
         (["--precision", "tf32"], "cpu has no kernels in tf32: choose f32"),
         (["--precision", "int8"], "--precision int8 is for captured models"),
+        (["--precision", "fp8"], "--precision fp8 is for captured models"),
+        (["--train", "--model", "unet", "--precision", "fp8"], "--precision fp8 is for inference, not for --train"),
         (["--dtype", "s8"], "--dtype s8: a network's tensors are f16, bf16 or f32; give --precision"),
+        (["--dtype", "fp8"], "--dtype fp8: a network's tensors are f16, bf16 or f32; give --precision"),
         (["--precision", "int8", "--problem", "conv2d n=1"], "--precision: these options are for a network"),
         (["--train", "--problem", "conv2d n=1"], "--train: these options are for a network"),
         (["--train", "--model", "unet", "--precision", "tf32"], "cpu has no kernels in tf32"),
     ],
-    ids=["tf32", "named", "dtype", "problem", "problem of a step", "step in tf32"],
+    ids=[
+        "tf32",
+        "named",
+        "named, fp8",
+        "step in fp8",
+        "dtype",
+        "dtype fp8",
+        "problem",
+        "problem of a step",
+        "step in tf32",
+    ],
 )
 def test_the_tuner_says_what_it_cannot_tune(arguments, said):
     with pytest.raises(AutotuneError, match=re.escape(said)):
         requested(*arguments)
+
+
+def test_an_old_gpu_has_no_kernels_in_e4m3():
+    with pytest.raises(AutotuneError, match="sm80 has no kernels in e4m3: choose f16 or bf16 or tf32 or f32 or s8"):
+        requested("--precision", "fp8", arch="sm80")
+    (request,) = requested("--model", "unet", "--input", "3,64,64", "--batch", "2", "--precision", "fp8", arch="sm90")
+    assert request.title == "unet, batch 2, f16, fp8"
+    assert {problem.dtype for _, problem in request.named} == {"f16", "e4m3"}
 
 
 def test_a_training_step_is_requested_once_for_each_batch_size():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 from collections.abc import Iterable, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from reference import solve
 from repository import ROOT
 
 from autotune import families
@@ -56,6 +58,14 @@ def random_inputs(problem: Problem, seed: int = 1) -> tuple[dict[str, torch.Tens
     tensors = {operand.name: random_tensor(operand, generator) for operand in inputs}
     own = torch.empty(problem.scalars).uniform_(0.01, 1.0, generator=generator).tolist()
     return tensors, (*own, *problem.epilogue.random_scalars(generator))
+
+
+def spread_inputs(problem: Problem, seed: int = 1) -> tuple[dict[str, torch.Tensor], tuple[float, ...]]:
+    """Return random inputs whose results in an 8-bit format spread over its range: the first step is "scale"."""
+    tensors, scalars = random_inputs(problem, seed)
+    sums = solve(dataclasses.replace(problem, epilogue=Epilogue()), tensors, ())["y"]
+    tensors[problem.epilogue.steps[0].arguments[0].name] *= 2 * 64 / float(sums.square().mean().sqrt())
+    return tensors, scalars
 
 
 def assert_same_bits(case: CandidateBench, step: BoundStep, said: str) -> None:

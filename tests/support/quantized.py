@@ -1,16 +1,17 @@
-"""Scales, inputs and layers of int8 networks."""
+"""Scales, inputs and layers of networks in 8-bit formats."""
 
 from collections import defaultdict
 
 from architectures import images
 
-from fused_resnet.quantization import capture_int8
+from autotune.ir import S8
+from fused_resnet.quantization import capture_bytes
 
 ANY = defaultdict(lambda: 1.0)
 """Scales where none matters."""
 SEEN = [images(4, seed=seed) for seed in (11, 12)]
 
 
-def layers_of(model, x=None, scales=ANY):
+def layers_of(model, x=None, scales=ANY, form=S8):
     shape = tuple((images(2) if x is None else x).shape)
-    return {layer.name: layer for layer in capture_int8(model, shape, "f32", scales).layers}
+    return {layer.name: layer for layer in capture_bytes(model, shape, "f32", scales, form).layers}

@@ -26,7 +26,7 @@ from reference import LIMIT, STEPS, assert_bytes_are_right, relative_error, solv
 
 from autotune.core import Architecture, ProblemError, device_target, of_capability, paths
 from autotune.families import PERMISSIONS, AnyFamily, Kernel, Launch, family
-from autotune.ir import Epilogue, Problem, parse
+from autotune.ir import BYTE_FORMATS, Epilogue, Problem, parse, sum_error
 from autotune.measure import CandidateBench
 from autotune.measure.verify import HALF_SUMS
 
@@ -282,7 +282,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
         rng, "adaptive_avg_pool2d", f"p={rng.randint(1, 9)} q={rng.randint(1, 9)}"
     ),
     "cuda_avg_pool2d": pool,
-    "cuda_cast": lambda rng: pixels(rng, "cast", f"result={rng.choice(('s8', 'f16', 'bf16', 'f32'))}"),
+    "cuda_cast": lambda rng: pixels(rng, "cast", f"result={rng.choice((*BYTE_FORMATS, 'f16', 'bf16', 'f32'))}"),
     "cuda_clipped_avg_pool2d": lambda rng: pool(rng, "clipped_avg_pool2d", f"ceil={rng.randint(0, 1)}"),
     "cuda_concat": concatenation,
     "cuda_concat_conv2d": concat_convolution,
@@ -326,6 +326,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cutlass2_gemm": product,
     "sm90_conv2d": lambda rng: rng.choice((grouped, grouped, product, excited))(rng),
     "sm90_conv2d_wgrad": lambda rng: convolution(rng, "conv2d_wgrad"),
+    "sm90_e4m3_conv2d": lambda rng: rng.choice((grouped, grouped, product))(rng),
     "sm90_folded_conv2d": folded,
     "sm90_image_conv2d": small_images,
     "sm90_se_block": block,
@@ -352,7 +353,7 @@ class Drawn:
 
 def epilogue(rng: random.Random, problem: Problem) -> Epilogue:
     """Random steps around a problem's places, which only tensors' values behind the last may meet."""
-    if "s8" in (problem.dtype, problem.output_dtype):  # a result in bytes is spread by its first scale
+    if {problem.dtype, problem.output_dtype} & set(BYTE_FORMATS):  # a result in bytes is spread by its first scale
         return Epilogue.parse(rng.choice(("scale,bias,relu", "mul_scalar,add,store,add_scalar", "mul_scalar,silu")))
     names: list[str] = []
     for place in problem.anchors:
@@ -421,13 +422,14 @@ def complaint(case: CandidateBench, found: Drawn, path: Path) -> str | None:
     """What is wrong with a kernel's results by the tuner's checks and by the tests' own reference, if anything is."""
     step = case.bind(candidate_of(found.kernel, path, found.launch))
     halves = "f16_accumulation" in family(found.kernel.family).required_permissions(found.kernel.values)
-    _, said = case.verify(step, HALF_SUMS if halves else "")
+    of_sums = sum_error(case.problem, found.kernel.values)
+    _, said = case.verify(step, HALF_SUMS if halves else "", of_sums)
     if said or (said := (case.rerun(step, case.copy_outputs()) or ("", None))[1]):
         return said
     for key, value in solve(case.problem, case.tensors, case.scalars).items():
         result = case.tensors[key]
-        if result.dtype == torch.int8:
-            assert_bytes_are_right(result, value, key)
+        if case.problem.output_dtype in BYTE_FORMATS:
+            assert_bytes_are_right(result, value, key, 2e-5 + of_sums)
         elif (error := relative_error(result, value)) > _LIMIT[HALF_SUMS if halves else _least_exact(case.problem)]:
             return f"{key} has a relative error of {error:.2e}"
     return None

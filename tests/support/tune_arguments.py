@@ -7,8 +7,8 @@ from autotune_cli.commands import tune
 from autotune_cli.tune_request import tune_requests
 
 
-def requested(*arguments):
-    """Return the requests of these command-line arguments on the CPU."""
+def requested(*arguments, arch="cpu"):
+    """Return the requests of these command-line arguments, by default on the CPU."""
     parser = argparse.ArgumentParser()
     tune.add_arguments(parser)
-    return tune_requests(parser.parse_args(arguments), architecture("cpu"), lambda: None)
+    return tune_requests(parser.parse_args(arguments), architecture(arch), lambda: None)

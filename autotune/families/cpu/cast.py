@@ -2,7 +2,7 @@
 
 from autotune.families.base import SHARED_LIBRARY, Family
 from autotune.families.cast_rules import RESULT, why_illegal, why_unfit
-from autotune.families.cpu.common import BLOCK_C, THREADS, channel_steps, threads
+from autotune.families.cpu.common import BLOCK_C, THREADS, WITH_BYTES, channel_steps, threads
 from autotune.ir import Cast
 
 FAMILY = Family[Cast](
@@ -11,7 +11,7 @@ FAMILY = Family[Cast](
     kind=SHARED_LIBRARY,
     template="cpu/elementwise.cpp.j2",
     architectures=("cpu",),
-    dtypes=("f32", "s8"),
+    dtypes=WITH_BYTES,
     parameters=(RESULT, BLOCK_C),
     why_illegal=why_illegal,
     why_unfit=why_unfit,

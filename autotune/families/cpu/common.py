@@ -7,12 +7,12 @@ from typing import TypeVar
 
 from autotune.core import Architecture, cpu_targets
 from autotune.families.base import SHARED_LIBRARY, Config, Family, Launch, Parameter
-from autotune.ir import Problem
+from autotune.ir import BYTE_FORMATS, Problem
 
 P = TypeVar("P", bound=Problem)
 
-WITH_BYTES = ("f32", "s8")
-"""The dtypes of families that also have kernels for signed bytes."""
+WITH_BYTES = ("f32", *BYTE_FORMATS)
+"""The dtypes of families that also have kernels for quantized tensors."""
 THREADS = Parameter("threads", (0, 1), "0: torch's number of threads; 1: the caller's alone")
 BLOCK_C = Parameter("block_c", (8, 16, 32, 64), "channels a loop handles together")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autotune.core import Architecture, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
 from autotune.families.cuda.rules import require_access, require_whole_vectors
-from autotune.ir import AdaptiveAvgPool2d
+from autotune.ir import BYTE_FORMATS, AdaptiveAvgPool2d
 
 
 def _cost(problem: AdaptiveAvgPool2d, config: Config, arch: Architecture) -> float:
@@ -21,7 +21,7 @@ FAMILY = Family[AdaptiveAvgPool2d](
     kind=DEVICE_IMAGE,
     template="cuda/adaptive_avg_pool2d.cu.j2",
     architectures=cuda_architectures(),
-    dtypes=("f16", "bf16", "tf32", "f32", "s8"),
+    dtypes=("f16", "bf16", "tf32", "f32", *BYTE_FORMATS),
     parameters=(
         Parameter("vector", (1, 2, 4, 8, 16), "channels a thread"),
         Parameter("threads", (64, 128, 256), "threads a block"),

@@ -8,7 +8,7 @@ from autotune.families.base import DEVICE_IMAGE, Config, Family
 from autotune.families.cuda.elementwise import FAMILY as ELEMENTWISE
 from autotune.families.cuda.rules import require_access, require_whole_vectors
 from autotune.families.rules import Rules, first_unmet
-from autotune.ir import Cast, Epilogue
+from autotune.ir import BYTE_FORMATS, Cast, Epilogue
 
 
 def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
@@ -30,7 +30,7 @@ FAMILY = Family[Cast](
     kind=DEVICE_IMAGE,
     template=ELEMENTWISE.template,
     architectures=ELEMENTWISE.architectures,
-    dtypes=("f16", "bf16", "f32", "s8"),
+    dtypes=("f16", "bf16", "f32", *BYTE_FORMATS),
     parameters=(cast_rules.RESULT, *ELEMENTWISE.parameters),
     why_illegal=_why_illegal,
     why_unfit=_why_unfit,

@@ -6,7 +6,7 @@ from autotune.core import Architecture, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
 from autotune.families.cuda.rules import require_access, require_whole_vectors
 from autotune.families.rules import Rules, first_unmet, require
-from autotune.ir import Concat, Epilogue
+from autotune.ir import BYTE_FORMATS, Concat, Epilogue
 
 _INTERLEAVES = (1, 2, 4)  # that kernels are compiled for; 0 stands for a value known at run time
 _MOST_VECTORS = 2**31 - 1  # a kernel counts them in 32 bits
@@ -60,7 +60,7 @@ FAMILY = Family[Concat](
     kind=DEVICE_IMAGE,
     template="cuda/concat.cu.j2",
     architectures=cuda_architectures(),
-    dtypes=("f16", "bf16", "tf32", "f32", "s8"),
+    dtypes=("f16", "bf16", "tf32", "f32", *BYTE_FORMATS),
     parameters=(
         Parameter("interleave", (*_INTERLEAVES, 0), "groups of a shuffle, 1: none; 0: any"),
         Parameter("vector", (1, 2, 4, 8, 16), "channels of an access"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autotune.core import Architecture, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
 from autotune.families.cuda.rules import require_access, require_whole_vectors
-from autotune.ir import Cast, Elementwise, Epilogue
+from autotune.ir import BYTE_FORMATS, Cast, Elementwise, Epilogue
 
 
 def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
@@ -30,7 +30,7 @@ FAMILY = Family[Elementwise | Cast](
     kind=DEVICE_IMAGE,
     template="cuda/elementwise.cu.j2",
     architectures=cuda_architectures(),
-    dtypes=("f16", "bf16", "tf32", "f32", "s8"),
+    dtypes=("f16", "bf16", "tf32", "f32", *BYTE_FORMATS),
     parameters=(
         Parameter("vector", (1, 2, 4, 8, 16), "channels of an access"),
         Parameter("items", (1, 2, 4), "accesses a thread"),

@@ -6,7 +6,7 @@ from autotune.core import Architecture, ceil_div, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
 from autotune.families.cuda.rules import require_access, require_whole_vectors
 from autotune.families.rules import require
-from autotune.ir import Epilogue, GlobalAvgPool2d
+from autotune.ir import BYTE_FORMATS, Epilogue, GlobalAvgPool2d
 
 
 def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
@@ -34,7 +34,7 @@ FAMILY = Family[GlobalAvgPool2d](
     kind=DEVICE_IMAGE,
     template="cuda/global_avg_pool2d.cu.j2",
     architectures=cuda_architectures(),
-    dtypes=("f16", "bf16", "tf32", "f32", "s8"),
+    dtypes=("f16", "bf16", "tf32", "f32", *BYTE_FORMATS),
     parameters=(
         Parameter("vector", (1, 2, 4, 8), "channels a thread"),
         Parameter("groups", (4, 8, 16, 32), "threads a block side by side, along the channels"),

@@ -9,7 +9,7 @@ from autotune.core import Architecture, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
 from autotune.families.cuda.rules import require_access, require_whole_vectors, require_window
 from autotune.families.rules import Rules, first_unmet, require
-from autotune.ir import DTYPES, Epilogue, Pool2d
+from autotune.ir import BYTE_FORMATS, DTYPES, Epilogue, Pool2d
 
 _FILTERS, _STRIDES = (2, 3), (1, 2)  # that kernels are compiled for; 0 stands for a value known at run time
 _MAX_REGISTERS = 128  # of a thread's windows and one input row
@@ -94,7 +94,7 @@ def family(name: str, operator: type[Pool2d], maximum: bool, clipped: bool = Fal
         kind=DEVICE_IMAGE,
         template="cuda/pool2d.cu.j2",
         architectures=cuda_architectures(),
-        dtypes=("f16", "bf16", "tf32", "f32", "s8"),
+        dtypes=("f16", "bf16", "tf32", "f32", *BYTE_FORMATS),
         parameters=(
             Parameter("filter", (0, *_FILTERS), "side of the window; 0: any"),
             Parameter("stride", (0, *_STRIDES), "stride of both axes; 0: any"),

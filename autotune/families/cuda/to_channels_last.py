@@ -6,7 +6,7 @@ from autotune.core import Architecture, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
 from autotune.families.cuda.rules import require_access
 from autotune.families.rules import require
-from autotune.ir import Epilogue, ToChannelsLast
+from autotune.ir import BYTE_FORMATS, Epilogue, ToChannelsLast
 
 
 def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
@@ -34,7 +34,7 @@ FAMILY = Family[ToChannelsLast](
     kind=DEVICE_IMAGE,
     template="cuda/to_channels_last.cu.j2",
     architectures=cuda_architectures(),
-    dtypes=("f16", "bf16", "tf32", "f32", "s8"),
+    dtypes=("f16", "bf16", "tf32", "f32", *BYTE_FORMATS),
     parameters=(
         Parameter("vector", (1, 2, 4, 8, 16), "output channels a thread"),
         Parameter("pixels", (1, 2, 4, 8), "neighbouring pixels a thread"),

@@ -1,11 +1,13 @@
 """Forward convolution for Hopper: persistent, warp-specialised, TMA and wgmma; NHWC.
 
-fp16 and bf16 have float32 sums, signed bytes int32 sums. The GEMM is M = n*p*q, N = k, K = r*s*c; a linear layer is a
-convolution of images of one pixel. See templates/sm90/conv2d/conv2d.cuh.
+fp16 and bf16 have float32 sums, signed bytes int32 sums; e4m3_conv2d.py has the kernels for e4m3. The GEMM is
+M = n*p*q, N = k, K = r*s*c; a linear layer is a convolution of images of one pixel. See
+templates/sm90/conv2d/conv2d.cuh.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from autotune.core import Architecture, ceil_div
@@ -25,7 +27,7 @@ from autotune.families.sm90.conv2d_loads import (
     products_a_tile,
 )
 from autotune.families.sm90.conv2d_shape import ROW_BYTES, Conv2dShape, why_illegal
-from autotune.ir import DTYPES, MAP_ELEMENTS, MAX_PRODUCTS, Conv2d, Conv2dSe, FoldedSe, Gemm
+from autotune.ir import BYTE_FORMATS, DTYPES, MAP_ELEMENTS, Conv2d, Conv2dSe, FoldedSe, Gemm
 
 # Limits of TMA's im2col mode for tensors of rank 4: CUDA Driver API, cuTensorMapEncodeIm2col.
 _MAX_CORNER, _MAX_OFFSET, _MAX_STRIDE = 128, 255, 8
@@ -36,6 +38,7 @@ _FITS: dict[str, Callable[[Conv, int], bool]] = {"tile_n": columns_fit, "tile_k"
 # For the cost, in bytes a cycle of an SM: fitted, see `_cost`.
 _READ_BYTES_A_CYCLE = 80  # from the L2 cache; data shared by multicast are read once
 _RECEIVED_BYTES_A_CYCLE = 70  # into shared memory, by whichever block reads them
+_PROMOTION_WAIT = 60  # cycles from the last product to the first addition: an estimate, not fitted
 
 
 def _candidate_values(
@@ -68,9 +71,11 @@ def _problem_rules(problem: Conv) -> Rules:
     )
     granule = 16 // DTYPES[problem.dtype].itemsize  # TMA's strides are multiples of 16 bytes
     yield require(problem.c % granule == 0 and problem.k % granule == 0, f"c and k must be multiples of {granule}")
+    form = BYTE_FORMATS.get(problem.dtype)
+    most: float = form.products if form and form.products else math.inf
     yield require(
-        problem.dtype != "s8" or problem.r * problem.s * group_channels(problem) < MAX_PRODUCTS,
-        f"r*s*c must be less than {MAX_PRODUCTS} in s8, so that no sum overflows int32",
+        problem.r * problem.s * group_channels(problem) < most,
+        f"r*s*c must be less than {most} in {problem.dtype}, so that no sum overflows int32",
     )
     reach = [d * (extent - 1) for d, extent in zip(problem.dilation, (problem.r, problem.s), strict=True)]
     corner = max(*problem.pad, max(reach) - min(problem.pad))
@@ -105,6 +110,8 @@ def _cost(problem: Solved, config: Config, arch: Architecture) -> float:
         overlapping = resident * (2 if x.pingpong else 1)
         # With resident weights, no step waits for the next ones.
         waits = 80 * loading.fills + (40 if x.patch and x.resident else 150) * (products - loading.fills)
+        if x.promote:
+            waits += products / x.promote * (_PROMOTION_WAIT + x.accumulators / 2)
         arithmetic = products * x.m * max(x.columns, 24) * (x.row_bytes / 2) / arch.wgmma_rate + waits / overlapping
         pixels = loading.fills * loading.fill_bytes
         weights = products * x.weight_bytes / (rounds if x.resident else 1)
@@ -139,6 +146,7 @@ def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object
         "map_element": MAP_ELEMENTS[dtype],
         "resident_blocks": x.blocks_by_registers(arch),
         "many_sums": x.many_sums,
+        "promote": x.promote,
     }
 
 

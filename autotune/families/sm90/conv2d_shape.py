@@ -9,7 +9,7 @@ from autotune.families import se_gate
 from autotune.families.base import Config
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.families.sm90.rates import MAX_CLUSTER
-from autotune.ir import DTYPES, Epilogue
+from autotune.ir import BYTE_FORMATS, DTYPES, Epilogue
 
 ROW_BYTES = (32, 64, 128)
 """Bytes that a step can have along the channels: those of the swizzles of TMA and wgmma."""
@@ -35,6 +35,7 @@ class Conv2dShape:
         slices: Blocks that split the channels and taps of a tile.
         merge: Groups of channels that are computed as one.
         hidden: Columns of a tile beside its channels: the hidden values of a folded squeeze-and-excitation.
+        promote: Steps of k channels after which float32 registers take over the sums of e4m3 products; 0: never.
     """
 
     element_bytes: int
@@ -50,13 +51,14 @@ class Conv2dShape:
     slices: int
     merge: int
     hidden: int
+    promote: int
 
     @classmethod
     def from_config(cls, config: Config, dtype: str) -> Conv2dShape:
         """Return the shape of a config for elements of a dtype.
 
-        Families without `tile_k`, `merge` or `hidden` have 64, 1 and 0; so do kernels of older databases, which have no
-        `merge`.
+        Families without `tile_k`, `merge`, `hidden` or `promote` have 64, 1, 0 and 0; so do kernels of older databases,
+        which have no `merge`.
         """
         return cls(
             element_bytes=DTYPES[dtype].itemsize,
@@ -72,6 +74,7 @@ class Conv2dShape:
             slices=int(config["slices"]),
             merge=int(config.get("merge", 1)),
             hidden=int(config.get("hidden", 0)),
+            promote=int(config.get("promote", 0)),
         )
 
     @property
@@ -87,7 +90,7 @@ class Conv2dShape:
     @property
     def accumulators(self) -> int:
         """Registers of each thread that hold sums."""
-        return self.m // self.team // 64 * self.columns // 2
+        return self.m // self.team // 64 * self.columns // 2 * (2 if self.promote else 1)
 
     @property
     def columns(self) -> int:
@@ -144,7 +147,7 @@ def why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilog
 
     def rules() -> Rules:
         yield from _shape_rules(x, arch)
-        yield require(dtype != "s8" or "gate" not in epilogue.names, "gates are not computed from bytes")
+        yield require(dtype not in BYTE_FORMATS or "gate" not in epilogue.names, "gates are not computed from bytes")
         if x.hidden:
             yield from _folded_rules(x, epilogue)
         elif "gate" in epilogue.names:

@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 
 from autotune.core import ProblemError
+from autotune.ir.byte_formats import BYTE_FORMATS
 from autotune.ir.epilogue import MAX_SCALARS, AnchorFunction, Argument, Epilogue
 from autotune.ir.epilogue_steps import ANCHORS
 from autotune.ir.problem.dtypes import TENSOR_DTYPES
@@ -208,9 +209,9 @@ def limit_us(problem: Problem, flops_per_us: float, bytes_per_us: float) -> floa
 
     Args:
         problem: The problem.
-        flops_per_us: Operations per microsecond in half precision, or in float32 on a CPU. Tensor cores multiply signed
-            bytes at twice that rate.
+        flops_per_us: Operations per microsecond in half precision, or in float32 on a CPU. Tensor cores multiply bytes
+            at twice that rate.
         bytes_per_us: Bytes per microsecond.
     """
-    rate = 2 * flops_per_us if problem.dtype == "s8" else flops_per_us
+    rate = 2 * flops_per_us if problem.dtype in BYTE_FORMATS else flops_per_us
     return max(problem.flops / rate, problem.bytes / bytes_per_us)

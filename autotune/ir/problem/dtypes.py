@@ -12,22 +12,25 @@ DTYPES: dict[str, torch.dtype] = {
     "bf16": torch.bfloat16,
     "tf32": torch.float32,
     "s8": torch.int8,
+    "e4m3": torch.float8_e4m3fn,
 }
 """Name -> dtype of the tensors.
 
 tf32: float32 tensors whose products are rounded to TF32. s8: products are summed in int32, the epilogue runs in
-float32, and the result is rounded to the nearest integer (ties to even) and saturated."""
+float32, and the result is rounded to the nearest integer (ties to even) and saturated. e4m3: products are summed in
+float32, and the result is rounded to the nearest number of the format (ties to even) and saturated to +-448."""
 TENSOR_DTYPES: dict[str, torch.dtype] = {
     **DTYPES,
     **{"f64": torch.float64, "i64": torch.int64, "i32": torch.int32, "i16": torch.int16, "i8": torch.int8},
     **{"u8": torch.uint8, "bool": torch.bool},
 }
 """DTYPES, and the dtypes of tensors that only torch's operators take. i8 are integers, s8 are quantized values."""
-_NAMES = {dtype: name for name, dtype in TENSOR_DTYPES.items() if name not in ("tf32", "s8")}
+_NAMES = {dtype: name for name, dtype in TENSOR_DTYPES.items() if name not in ("tf32", "s8", "e4m3")}
 _ALIASES = {
     **{"float32": "f32", "fp32": "f32", "float": "f32"},
     **{"float16": "f16", "fp16": "f16", "half": "f16"},
     **{"bfloat16": "bf16", "tensorfloat32": "tf32", "int8": "s8"},
+    **{"float8_e4m3fn": "e4m3", "float8": "e4m3", "fp8": "e4m3"},
 }
 
 

@@ -30,12 +30,11 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from autotune.core import AutotuneError, require_one_of
-from autotune.ir import DTYPES
+from autotune.ir import BYTE_PRECISIONS, DTYPES
 from autotune_cli import models, synthetic_dataset
 from autotune_cli.command_line import add_device, add_model, add_record, percent, positive, torch_device
 from autotune_cli.record import provenance, slug, write
 from fused_resnet import FusedResNet
-from fused_resnet.model_source import INT8
 from fused_resnet.networks import se_resnet9_fixup
 from fused_resnet.quantization import DEFAULT_METHOD, METHODS, compare
 from fused_resnet.quantization.calibrate import calibrate
@@ -47,7 +46,7 @@ PRECISIONS = {
     "tf32": ("f32", "tf32"),
     "f16": ("f16", None),
     "bf16": ("bf16", None),
-    INT8: ("", INT8),
+    **{name: ("", name) for name in BYTE_PRECISIONS},
 }
 """Name -> dtype of the module's tensors ("" for the default of the device), and FusedResNet's `precision`."""
 METHOD = {
@@ -58,7 +57,7 @@ METHOD = {
     "worst": "largest difference of an output / root mean square of all outputs",
 }
 CORRECTIONS = {"on": (True,), "off": (False,), "both": (False, True)}
-"""Value of --bias-correction -> whether int8 is measured with it."""
+"""Value of --bias-correction -> whether 8-bit formats are measured with it."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,8 @@ class Variant:
     Attributes:
         row: Its name.
         precision: A key of PRECISIONS.
-        method: The calibration method of int8; None for another precision.
-        bias_correction: Whether the biases of int8 are corrected.
+        method: The calibration method of an 8-bit format; None for another precision.
+        bias_correction: Whether the biases of layers in bytes are corrected.
     """
 
     row: str
@@ -85,7 +84,7 @@ class Comparison:
     Attributes:
         batches: The images.
         classes: Their classes, or None for random images.
-        calibration: Other images, for int8.
+        calibration: Other images, for 8-bit formats.
         facts: Further entries of the record.
     """
 
@@ -98,8 +97,8 @@ class Comparison:
 
 def main(arguments: argparse.Namespace) -> None:
     device = torch_device(arguments.device)
-    usual = ["f16", "bf16", "tf32", "int8"] if device.type == "cuda" else ["f32", "int8"]
-    wanted = [require_one_of("precision", name, list(PRECISIONS)) for name in arguments.precision or usual]
+    names = arguments.precision or usual_precisions(device)
+    wanted = [require_one_of("precision", name, list(PRECISIONS)) for name in names]
     case = random_case(arguments, device) if arguments.model else trained_case(arguments, device)
     expected = outputs(case.module, case.batches)
     record = {
@@ -126,6 +125,15 @@ def main(arguments: argparse.Namespace) -> None:
     print(f"wrote {path}")
 
 
+def usual_precisions(device: torch.device) -> list[str]:
+    """Return the precisions that a device has, of those that are measured by default."""
+    if device.type != "cuda":
+        return ["f32", *BYTE_PRECISIONS]
+    major, minor = torch.cuda.get_device_capability(device)
+    in_bytes = [name for name, form in BYTE_PRECISIONS.items() if form.capability <= 10 * major + minor]
+    return ["f16", "bf16", "tf32", *in_bytes]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--db", metavar="PATH", help="a tuning database (default: none, all on torch's operators)")
     parser.add_argument(
@@ -138,13 +146,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     images.add_argument("--batch", type=positive, default=250, metavar="N", help="images in a call (default 250)")
     images.add_argument(
-        "--calibration", type=positive, default=512, metavar="N", help="images for the int8 calibration (default 512)"
+        "--calibration",
+        type=positive,
+        default=512,
+        metavar="N",
+        help="images for the calibration of int8 and fp8 (default 512)",
     )
     images.add_argument(
         "--method",
         action="append",
         choices=list(METHODS),
-        help="range of an activation in int8; may be repeated; "
+        help="range of an activation in int8 and fp8; may be repeated; "
         + "; ".join(f"{name}: {meaning.replace('%', '%%')}" for name, (meaning, _) in METHODS.items())
         + f" (default {DEFAULT_METHOD})",
     )
@@ -152,15 +164,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-loss",
         type=percent,
         metavar="PERCENT",
-        help="in int8, keep the layers that lose most in the tensors' dtype, so that the error on the images of the "
-        "calibration is at most this (default: no limit)",
+        help="in int8 and fp8, keep the layers that lose most in the tensors' dtype, so that the error on the images "
+        "of the calibration is at most this (default: no limit)",
     )
     images.add_argument(
         "--bias-correction",
         choices=list(CORRECTIONS),
         default="on",
-        help="in int8, remove the mean error of each output channel by the layer's bias; both: measure without and "
-        "with it (default on)",
+        help="in int8 and fp8, remove the mean error of each output channel by the layer's bias; both: measure without "
+        "and with it (default on)",
     )
     images.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and images (default 0)")
     trained = parser.add_argument_group("a ResNet-18 that is trained on generated images")
@@ -253,9 +265,9 @@ def top1(found: Tensor, classes: Tensor | None) -> float | None:
 
 
 def variants(precisions: Iterable[str], methods: Sequence[str], corrections: Sequence[bool]) -> Iterator[Variant]:
-    """Yield everything that is measured; int8 by each method, without and with bias correction as `corrections` say."""
+    """Yield everything that is measured; 8-bit formats by each method, with bias correction as `corrections` say."""
     for name in precisions:
-        if name != INT8:
+        if name not in BYTE_PRECISIONS:
             yield Variant(name, name)
             continue
         for method in methods:
@@ -265,10 +277,12 @@ def variants(precisions: Iterable[str], methods: Sequence[str], corrections: Seq
 
 
 def calibrated(case: Comparison, variant: Variant, max_loss: float | None) -> CalibratedScales | None:
-    """Return the scales of int8 for a variant; None for another precision."""
+    """Return the scales of a variant in an 8-bit format; None for another precision."""
     if variant.method is None:
         return None
-    return calibrate(case.module, case.calibration, variant.method, max_loss, variant.bias_correction)
+    return calibrate(
+        case.module, case.calibration, variant.method, max_loss, variant.bias_correction, precision=variant.precision
+    )
 
 
 def measure(
@@ -287,7 +301,7 @@ def measure(
         database: The tuning database.
         name: A key of PRECISIONS.
         device: The device.
-        calibration: The scales of int8; None for another precision.
+        calibration: The scales of an 8-bit format; None for another precision.
     """
     dtype, precision = PRECISIONS[name]
     kind = DTYPES[dtype or ("f16" if device.type == "cuda" else "f32")]

@@ -51,14 +51,15 @@ from autotune_cli.models import Model
 from autotune_cli.record import one_line, provenance, slug, write
 from autotune_cli.training_steps import STEPS, gradients
 from autotune_cli.training_steps import eager as eager_step
-from fused_resnet.model_source import INT8, PRECISIONS, TF32
+from fused_resnet.model_source import FP8, INT8, PRECISIONS, TF32
 from fused_resnet.networks import se_resnet9_fixup
 
 TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 4e-2, torch.float32: 5e-3}  # f32 may mean TF32 on a GPU
 AS_TORCH = 2.0
 """A variant's error may be this many times that of eager torch. Folding batch norms rounds the weights once more: of
 MobileNetV2 in float16 torch.compile with freezing has 1.6 times the error of eager torch at batch 1."""
-INT8_TOLERANCE = 0.15  # finds wrong results only; `autotune accuracy` measures the loss of accuracy
+BYTE_TOLERANCE = {INT8: 0.15, FP8: 0.5}
+"""Precision -> largest error. It finds wrong results only; `autotune accuracy` measures the loss of accuracy."""
 METHOD = {
     "unit": "microseconds",
     "stream": "mean of a burst of back-to-back calls; device events on a GPU, host clock on a CPU; a sample is a burst",
@@ -304,8 +305,8 @@ def measure(
 
 def is_right(case: BaselineInput, variant: Variant, error: float) -> bool:
     """Return whether an error is within the tolerance of the dtype, or within AS_TORCH times that of eager torch."""
-    if variant.is_fused and variant.build is not fused_full and case.precision == INT8:
-        return error < INT8_TOLERANCE
+    if variant.is_fused and variant.build is not fused_full and case.precision in BYTE_TOLERANCE:
+        return error < BYTE_TOLERANCE[case.precision]
     if error < TOLERANCE[case.amp or case.x.dtype]:
         return True
     with case.context():

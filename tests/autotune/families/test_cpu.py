@@ -245,7 +245,7 @@ def built(trials):
 
 
 def test_every_cpu_family_is_tested_here():
-    in_bytes = {"cpu_cast"}  # tests/kernels/test_cpu_int8.py
+    in_bytes = {"cpu_cast"}  # tests/kernels/test_cpu_bytes.py
     assert set(PROBLEMS) | in_bytes == {name for name, found in families().items() if "cpu" in found.architectures}
 
 

@@ -10,6 +10,7 @@ from random_kernels import SIZES
 from autotune.core import ARCHITECTURES, UnknownNameError, architecture
 from autotune.families import DEVICE_IMAGE, PERMISSIONS, SHARED_LIBRARY, families, family, serving
 from autotune.ir import (
+    BYTE_FORMATS,
     Epilogue,
     parse,
 )
@@ -73,17 +74,20 @@ NETWORK = [
 def test_every_layer_is_served_everywhere_with_costs_and_declared_launches(arch):
     dtypes = arch.dtypes
     if arch.name in ("sm86", "sm89"):  # sm80 with other limits
-        assert dtypes == architecture("sm80").dtypes
+        assert dtypes[:5] == architecture("sm80").dtypes
         dtypes = dtypes[:1]
     for dtype in dtypes:
         # Gradients are of halves, or of a CPU's float32; bytes have what lies between a network's ends.
-        halves = dtype in ("f16", "bf16") or (not arch.is_cuda and dtype != "s8")
+        halves = dtype in ("f16", "bf16") or (not arch.is_cuda and dtype not in BYTE_FORMATS)
         layers = [text for text in NETWORK if halves or not text.startswith("conv2d_")]
         floats = ("to_channels_last", "space_to_depth", "se_tail", "layer_norm", "group_norm", "softmax", "upsample")
         floats = (*floats, "depth_to_space", "squeeze_excite")
-        layers = [text for text in layers if dtype != "s8" or not text.startswith(floats)]
-        if "s8" in arch.dtypes and dtype != "tf32":
-            layers.append(f"cast n=8 h=7 w=7 c=512 result={'f32' if dtype == 's8' else 's8'} dtype={{}}")
+        layers = [text for text in layers if dtype not in BYTE_FORMATS or not text.startswith(floats)]
+        if dtype == "e4m3":  # whose only convolutions on GPUs store whole 16 bytes
+            layers = [text.replace("n=1000", "n=1008") for text in layers]
+        if dtype != "tf32":
+            results = ("f32",) if dtype in BYTE_FORMATS else set(BYTE_FORMATS) & set(arch.dtypes)
+            layers += [f"cast n=8 h=7 w=7 c=512 result={result} dtype={{}}" for result in results]
         for problem in (parse(text.format(dtype)) for text in layers):
             serving_families = serving(problem, arch)
             assert serving_families, f"nothing solves {problem} on {arch.name}"
@@ -123,6 +127,28 @@ def test_launches_are_declared_for_parts_of_other_sizes(text, processors):
 def test_every_cuda_family_that_compiles_in_seconds_is_drawn_at_random_on_a_gpu():
     quick = {name for name, found in families().items() if found.kind == DEVICE_IMAGE and not found.opt_in}
     assert set(SIZES) == quick
+
+
+def test_e4m3_is_for_gpus_that_convert_it():
+    """From sm_89 on; there are convolutions for sm_90 alone. CUTLASS's families, cuDNN and older GPUs have none."""
+    moved = [parse(f"cast n=1 h=8 w=8 c=32 result={a} dtype={b}") for a, b in (("f32", "e4m3"), ("e4m3", "f32"))]
+    pool = parse("max_pool2d n=1 h=8 w=8 c=32 r=2 s=2 stride=2 dtype=e4m3")
+    conv = parse("conv2d n=1 h=8 w=8 c=32 k=32 dtype=e4m3 epilogue=scale")
+
+    def kernels(problem, arch):
+        return {found.name for found in serving(problem, arch) if found.configs_for(problem, arch)}
+
+    for arch in ARCHITECTURES.values():
+        has = not arch.is_cuda or arch.capability >= 89
+        assert ("e4m3" in arch.dtypes) == has
+        assert all(bool(kernels(problem, arch)) == has for problem in (*moved, pool)), arch.name
+    served = {name: kernels(conv, arch) for name, arch in ARCHITECTURES.items()}
+    assert {name: found for name, found in served.items() if found} == {
+        "cpu": {"cpu_conv2d"}, "sm90": {"sm90_e4m3_conv2d"}
+    }  # fmt: skip
+    reasons = {name: found.why_not_served(conv, architecture("sm90")) for name, found in families().items()}
+    assert reasons["cutlass2_conv2d"] == reasons["cutlass3_conv2d"] == "it has no kernels in e4m3"
+    assert family("cuda_max_pool2d").why_not_served(pool, architecture("sm80")) == "sm80 has no e4m3"
 
 
 def test_families_refuse_what_they_cannot_solve():

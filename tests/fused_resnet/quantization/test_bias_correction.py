@@ -12,8 +12,9 @@ from quantized import SEEN, layers_of
 from torch import nn
 
 from autotune.core import CaptureError
+from autotune.ir import BYTE_PRECISIONS, S8
 from fused_resnet import FusedResNet
-from fused_resnet.quantization import capture_int8
+from fused_resnet.quantization import capture_bytes
 from fused_resnet.quantization.bias_correction import IMAGES, has_room
 from fused_resnet.quantization.calibrate import calibrate
 from fused_resnet.quantization.scales import CalibratedScales
@@ -105,7 +106,8 @@ def test_without_it_nothing_changes(empty_db):
 def test_a_database_serves_any_correction():
     model = random_model(ResNet("basic")).eval()
     plain, corrected = (
-        capture_int8(model, (2, 3, 32, 32), "f32", calibrate(model, SEEN, bias_correction=on)) for on in (False, True)
+        capture_bytes(model, (2, 3, 32, 32), "f32", calibrate(model, SEEN, bias_correction=on), S8)
+        for on in (False, True)
     )
     assert plain.key == corrected.key
     assert [layer.problem for layer in plain.layers] == [layer.problem for layer in corrected.layers]
@@ -123,20 +125,37 @@ def by_torch(scales):
 
 
 def by_json(scales):
-    parts = {"scales": scales, "sensitive": scales.sensitive, "corrections": scales.corrections}
-    return CalibratedScales(**json.loads(json.dumps(parts)))
+    return CalibratedScales(**json.loads(json.dumps({"scales": scales, **vars(scales)})))
 
 
+@pytest.mark.parametrize("precision", BYTE_PRECISIONS)
 @pytest.mark.parametrize("kept", [by_torch, lambda scales: pickle.loads(pickle.dumps(scales)), by_json])
-def test_saved_scales_keep_the_corrections(kept, empty_db):
+def test_saved_scales_keep_the_corrections(kept, precision, empty_db):
     model, x = random_model(ResNet("basic")).eval(), images(8, seed=9)
-    scales = calibrate(model, SEEN)
+    scales = calibrate(model, SEEN, precision=precision)
     again = kept(scales)
+    assert again.precision == precision
     assert again == scales and again.corrections == scales.corrections and again.sensitive == scales.sensitive
     expected, y = (
-        FusedResNet.from_model(model, empty_db, precision="int8", calibration=one)(x) for one in (scales, again)
+        FusedResNet.from_model(model, empty_db, precision=precision, calibration=one)(x) for one in (scales, again)
     )
     assert torch.equal(y, expected)
+
+
+def test_scales_of_older_versions_are_those_of_int8():
+    scales = CalibratedScales({"a": 1.0})
+    del scales.__dict__["precision"]
+    assert pickle.loads(pickle.dumps(scales)).precision == "int8"
+
+
+def test_corrections_lessen_the_mean_error_in_e4m3(empty_db):
+    model, seen = random_model(ResNet("basic")).eval(), [images(32, seed=seed) for seed in range(20, 24)]
+    x, errors = torch.cat(seen), []
+    for on in (False, True):
+        scales = calibrate(model, seen, bias_correction=on, precision="fp8")
+        y = FusedResNet.from_model(model, empty_db, precision="fp8", calibration=scales)(x)
+        errors.append(float((y - model(x)).double().mean(0).norm()))
+    assert errors[1] < errors[0] / 3
 
 
 def test_only_layers_in_bytes_that_have_a_bias_are_corrected(generator):

@@ -11,7 +11,8 @@ from quantized import SEEN, layers_of
 from torch import nn
 
 from autotune.core import AutotuneError, CaptureError, ProblemError
-from fused_resnet import FusedResNet, InputError
+from autotune.ir import BYTE_PRECISIONS
+from fused_resnet import FusedResNet, InputError, model_source
 from fused_resnet.capture import capture
 from fused_resnet.quantization import compare
 from fused_resnet.quantization.calibrate import Loss, calibrate
@@ -74,14 +75,58 @@ def test_calibration_says_what_it_cannot_use(empty_db):
         layers_of(model, scales={"input": 1.0})
     for wrong, said in [
         ({"precision": "int8"}, "needs calibration"),
-        ({"calibration": SEEN}, "for precision='int8' alone"),
-        ({"precision": "tf32", "calibration": SEEN}, "for precision='int8' alone"),
+        ({"precision": "fp8"}, "precision='fp8' needs calibration"),
+        (
+            {"precision": "fp8", "calibration": calibrate(model, SEEN)},
+            "calibration is for precision='int8', and precis",
+        ),
+        (
+            {"precision": "int8", "calibration": calibrate(model, SEEN, precision="fp8")},
+            r"calibrate\(..., precision='int8",
+        ),
+        ({"calibration": SEEN}, "for precision='int8' or precision='fp8' alone"),
+        ({"precision": "tf32", "calibration": SEEN}, "for precision='int8' or precision='fp8' alone"),
         ({"precision": "int4", "calibration": SEEN}, "unknown precision 'int4': choose"),
     ]:
         with pytest.raises(AutotuneError, match=said):
             FusedResNet.from_model(model, empty_db, **wrong)
-    with pytest.raises(InputError, match="from_model"):
-        FusedResNet(empty_db, precision="int8")
+    for precision in BYTE_PRECISIONS:
+        with pytest.raises(InputError, match=f"from_model.*precision='{precision}'"):
+            FusedResNet(empty_db, precision=precision)
+
+
+def test_a_range_ends_at_the_largest_number_of_the_format():
+    model = random_model(ResNet("basic"))
+    of_bytes, of_floats = (calibrate(model, SEEN, precision=precision) for precision in ("int8", "fp8"))
+    assert of_bytes.precision == "int8" and of_floats.precision == "fp8"
+    assert {name: 448 * scale for name, scale in of_floats.items()} == pytest.approx(
+        {name: 127 * scale for name, scale in of_bytes.items()}
+    )
+    assert of_bytes.corrections.keys() == of_floats.corrections.keys() and of_bytes.corrections != of_floats.corrections
+
+
+def test_a_gpu_without_e4m3_says_what_it_has(empty_db, monkeypatch):
+    model = random_model(ResNet("basic"))
+    network = FusedResNet.from_model(model, empty_db, precision="fp8", calibration=SEEN)
+    capability = {"sm80": (8, 0), "sm89": (8, 9), "sm75": (7, 5)}
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
+    for arch, has in (("sm80", "'tf32', 'int8', None"), ("sm75", "'int8', None"), ("sm89", None)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, arch=arch: capability[arch])
+        if has is None:
+            model_source._check_device("fp8", torch.device("cuda"))
+            continue
+        with pytest.raises(InputError) as refused:
+            model_source._check_device("fp8", torch.device("cuda"))
+        assert str(refused.value) == (
+            f"precision='fp8' needs a GPU of compute capability 8.9 or more, and NVIDIA A100 has "
+            f"{'.'.join(map(str, capability[arch]))}: it has the precisions {has}, of which None is that of the "
+            "module's dtype"
+        )
+        model_source._check_device("int8", torch.device("cuda"))
+        model_source._check_device(None, torch.device("cuda"))
+    monkeypatch.setattr(model_source, "_check_device", lambda precision, device: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        network(images(2))
 
 
 # -- results -----------------------------------------------------------------------------------------------------------

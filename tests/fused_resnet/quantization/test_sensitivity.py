@@ -8,6 +8,7 @@ from architectures import ResNet, images, random_model
 from torch import nn
 
 from autotune.core import ProblemError
+from autotune.ir import BYTE_FORMATS
 from fused_resnet import FusedResNet
 from fused_resnet.quantization import compare
 from fused_resnet.quantization.calibrate import calibrate
@@ -24,22 +25,23 @@ def database(tmp_path):
 
 
 def loss_of(model, database, scales, x):
-    network = FusedResNet.from_model(model, database, precision="int8", calibration=scales, inductor=False)
+    network = FusedResNet.from_model(model, database, precision=scales.precision, calibration=scales, inductor=False)
     with torch.no_grad():
         return compare(model(x), network(x)).error, network.explain(x)
 
 
 @pytest.mark.process
-def test_the_loss_of_the_network_is_within_the_limit(generator, database):
+@pytest.mark.parametrize("form", BYTE_FORMATS.values(), ids=BYTE_FORMATS)
+def test_the_loss_of_the_network_is_within_the_limit(form, generator, database):
     model, x = random_model(ResNet("basic")).eval(), images(4)
-    free = calibrate(model, [x])
+    free = calibrate(model, [x], precision=form.precision)
     unlimited, explained = loss_of(model, database, free, x)
     assert free.sensitive == {} and unlimited > 0.002
     limit = 0.8 * unlimited
-    scales = calibrate(model, [x], max_loss=limit)
+    scales = calibrate(model, [x], max_loss=limit, precision=form.precision)
     limited, shorter = loss_of(model, database, scales, x)
     assert 0 < limited < 1.01 * limit, "sums of the simulation differ by rounding in float32 only"
-    in_bytes = [sum(row.dtype == "s8" for row in rows) for rows in (explained, shorter)]
+    in_bytes = [sum(row.dtype == form.dtype for row in rows) for rows in (explained, shorter)]
     assert 0 < in_bytes[1] < in_bytes[0]
     assert all("alone changes the results" in shorter.kept[name] for name in scales.sensitive)
     assert scales == free and pickle.loads(pickle.dumps(scales)).sensitive == scales.sensitive

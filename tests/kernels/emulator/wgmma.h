@@ -35,7 +35,26 @@ struct Rows {  // of operand A, for the two rows of a thread's sums
   float of[2][32];
 };
 
-// rows: () -> Rows; called when the products are computed. value: value_at or transposed_value_at. Sum: float or int.
+// What the tensor core adds to: the sum itself, or the part of a sum that other registers take over.
+template <typename Sum>
+auto& part_of(Sum& sum) {
+  if constexpr (std::is_class_v<Sum>) return sum.part;
+  else return sum;
+}
+
+// Floats of 8 bits are added as Hopper does it: each term loses what lies below 14 bits of the largest one.
+inline float added_in_14_bits(float sum, const float (&left)[32], const float (&right)[32]) {
+  float largest = std::fabs(sum);
+  for (int k = 0; k < 32; ++k) largest = std::fmax(largest, std::fabs(left[k] * right[k]));
+  if (!(largest > 0 && largest < INFINITY)) return largest > 0 ? NAN : 0;
+  const double unit = std::ldexp(1., std::ilogb(largest) - 13);
+  double total = std::trunc(sum / unit);
+  for (int k = 0; k < 32; ++k) total += std::trunc((double)left[k] * right[k] / unit);
+  return (float)(total * unit);
+}
+
+// rows: () -> Rows; called when the products are computed. value: value_at or transposed_value_at. Sum: float, int, or
+// a struct with a float that is called part.
 template <typename Element, typename Sum, int N, typename Operand>
 void multiply_rows(Sum (&d)[N], const Operand& rows, uint64_t b, int accumulate,
                    float (*value)(const char*, uint32_t, uint32_t, int, int) = value_at<Element>) {
@@ -50,9 +69,13 @@ void multiply_rows(Sum (&d)[N], const Operand& rows, uint64_t b, int accumulate,
         for (int k = 0; k < kDepth<Element>; ++k)
           right[k] = value(memory, (uint32_t)b, b >> 32, 2 * j + thread % 4 * 2 + e, k);
         for (int half = 0; half < 2; ++half) {
-          Sum& sum = sums[j + 2 * half + e];
+          auto& sum = part_of(sums[j + 2 * half + e]);
+          using Register = std::remove_reference_t<decltype(sum)>;
           if (!accumulate) sum = 0;
-          for (int k = 0; k < kDepth<Element>; ++k) sum += (Sum)(left.of[half][k] * right[k]);
+          if constexpr (sizeof(Element) == 1 && std::is_same_v<Register, float>)
+            sum = added_in_14_bits(sum, left.of[half], right);
+          else
+            for (int k = 0; k < kDepth<Element>; ++k) sum += (Register)(left.of[half][k] * right[k]);
         }
       }
   });

@@ -15,7 +15,7 @@ from autotune.ir.problem.registry import register
 class Cast(Pixelwise):
     """Another dtype: y = epilogue(x), both (n, h, w, c), x in `dtype`, y and the epilogue's tensors in `result`.
 
-    It quantizes to signed bytes and dequantizes them; the scale is the scalar of a step "mul_scalar".
+    It quantizes to an 8-bit format and dequantizes it; the scale is the scalar of a step "mul_scalar".
     """
 
     operator: ClassVar[str] = "cast"

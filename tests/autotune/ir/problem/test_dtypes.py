@@ -16,6 +16,7 @@ from autotune.ir import (
         *[(alias, "f16") for alias in ("f16", "fp16", "float16", "half", torch.float16, "torch.half")],
         *[(alias, "bf16") for alias in ("bf16", "bfloat16", torch.bfloat16)],
         *[(alias, "s8") for alias in ("s8", "int8", torch.int8)],
+        *[(alias, "e4m3") for alias in ("e4m3", "fp8", "float8", "float8_e4m3fn", torch.float8_e4m3fn)],
         ("tf32", "tf32"),
     ],
 )

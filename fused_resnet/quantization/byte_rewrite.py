@@ -1,6 +1,6 @@
-"""Rewrites a captured network so that its convolutions and linear layers run in signed bytes where that may gain.
+"""Rewrites a captured network so that its convolutions and linear layers run in an 8-bit format where that may gain.
 
-The epilogue of a layer in bytes works on scaled values: real value = scale * value. It starts with the int32 sums,
+The epilogue of a layer in bytes works on scaled values: real value = scale * value. It starts with the sums,
 whose scale is that of the input times that of the weight (one for each output channel), and ends with the output in its
 own scale. The steps between:
 
@@ -25,16 +25,14 @@ from math import prod
 from torch import nn
 
 from autotune.core import CaptureError
-from autotune.ir import Cast, ConstantExpr, ConstantSource, Conv2d, Epilogue, Gemm, Layer, Network
+from autotune.ir import ByteFormat, Cast, ConstantExpr, ConstantSource, Conv2d, Epilogue, Gemm, Layer, Network
 from fused_resnet.arguments import Signature
 from fused_resnet.capture import CapturedModule, capture, capture_module
 from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value
 from fused_resnet.capture.pointwise import number
-from fused_resnet.quantization.int8_rules import DIVIDED, KEEP_SCALE, Wiring, choose_layers
+from fused_resnet.quantization.byte_rules import DIVIDED, KEEP_SCALE, Wiring, choose_layers
 from fused_resnet.quantization.rounding import scaled_as
 from fused_resnet.quantization.scales import CalibratedScales, Corrections, Scales, activation
-
-BYTES = "s8"
 
 
 @dataclass(frozen=True)
@@ -53,33 +51,39 @@ class Scale:
 _REAL = Scale("", 1.0)
 
 
-def capture_int8(model: nn.Module, shape: tuple[int, ...], dtype: str, scales: Scales) -> Network:
-    """Capture a module as `capture` does, with the layers that gain by it in signed bytes.
+def capture_bytes(model: nn.Module, shape: tuple[int, ...], dtype: str, scales: Scales, form: ByteFormat) -> Network:
+    """Capture a module as `capture` does, with the layers that gain by it in an 8-bit format.
 
     Args:
         model: The module to capture.
         shape: Shape of the input in torch's order, such as (N, C, H, W).
         dtype: The project's name of the dtype that the module's tensors have.
         scales: Scale of each activation by its name, as `calibrate` returns them.
+        form: The format.
 
     Raises:
         CaptureError: The module cannot be captured, the scale of an activation is missing, or a layer without a bias
             has a correction.
     """
-    return capture(model, shape, dtype, rewrite=partial(in_bytes, scales=scales), precision=BYTES)
+    return capture(model, shape, dtype, rewrite=partial(in_bytes, scales=scales, form=form), precision=form.dtype)
 
 
-def capture_module_int8(model: nn.Module, signature: Signature, dtype: str, scales: Scales) -> CapturedModule:
-    """Capture a module as `capture_int8` does, with the structure of its result."""
-    return capture_module(model, signature, dtype, rewrite=partial(in_bytes, scales=scales), precision=BYTES)
+def capture_module_bytes(
+    model: nn.Module, signature: Signature, dtype: str, scales: Scales, form: ByteFormat
+) -> CapturedModule:
+    """Capture a module as `capture_bytes` does, with the structure of its result."""
+    return capture_module(
+        model, signature, dtype, rewrite=partial(in_bytes, scales=scales, form=form), precision=form.dtype
+    )
 
 
-def in_bytes(layers: Sequence[Layer], scales: Scales) -> tuple[tuple[Layer, ...], dict[str, str]]:
-    """Rewrite the layers that gain by it to signed bytes, with casts where needed.
+def in_bytes(layers: Sequence[Layer], scales: Scales, form: ByteFormat) -> tuple[tuple[Layer, ...], dict[str, str]]:
+    """Rewrite the layers that gain by it to an 8-bit format, with casts where needed.
 
     Args:
         layers: The captured layers.
         scales: Scale of each activation by its name, as `calibrate` returns them.
+        form: The format.
 
     Returns:
         The new layers, and for each convolution or linear layer that stays as it was, the reason.
@@ -88,15 +92,16 @@ def in_bytes(layers: Sequence[Layer], scales: Scales) -> tuple[tuple[Layer, ...]
         CaptureError: The scale of an activation is missing, or a layer without a bias has a correction.
     """
     wiring = Wiring(layers)
-    chosen, kept = choose_layers(wiring, scales.sensitive if isinstance(scales, CalibratedScales) else None)
-    return tuple(_Rewriter(wiring, chosen, scales).layers()), kept
+    sensitive = scales.sensitive if isinstance(scales, CalibratedScales) else None
+    chosen, kept = choose_layers(wiring, form, sensitive)
+    return tuple(_Rewriter(wiring, chosen, scales, form).layers()), kept
 
 
 class _Rewriter:
     """Collects the rewritten layers in order; a cast is added where it is first needed."""
 
-    def __init__(self, wiring: Wiring, chosen: set[str], scales: Scales) -> None:
-        self._wiring, self._chosen, self._scales = wiring, chosen, scales
+    def __init__(self, wiring: Wiring, chosen: set[str], scales: Scales, form: ByteFormat) -> None:
+        self._wiring, self._chosen, self._scales, self._form = wiring, chosen, scales, form
         self._corrections = scales.corrections if isinstance(scales, CalibratedScales) else {}
         self._done: list[Layer] = []
         self._casts: dict[tuple[str, str], str] = {}  # (buffer, dtype) -> buffer with the cast
@@ -118,10 +123,10 @@ class _Rewriter:
         return dataclasses.replace(layer, buffers={**layer.buffers, **changed}) if changed else layer
 
     def _in_bytes(self, layer: Layer) -> Layer:
-        problem = dataclasses.replace(layer.problem, dtype=BYTES, epilogue=Epilogue())
-        x, weights = self._buffer_in(layer.buffers["x"], BYTES), dict[str, ConstantSource]()
+        problem = dataclasses.replace(layer.problem, dtype=self._form.dtype, epilogue=Epilogue())
+        x, weights = self._buffer_in(layer.buffers["x"], self._form.dtype), dict[str, ConstantSource]()
         if isinstance(problem, Conv2d | Gemm):
-            weights["weight"] = ConstantExpr("bytes", (layer.weights["weight"],))
+            weights["weight"] = ConstantExpr(self._form.constants[0], (layer.weights["weight"],))
         builder = LayerBuilder(layer.name, problem, {"x": x, "y": layer.buffers["y"]}, weights)
         fits = builder.follow(self._epilogue(layer), layer.buffers["y"])
         assert fits, f"{layer.name}: choose_layers takes no layer whose epilogue is too long in bytes"
@@ -132,7 +137,9 @@ class _Rewriter:
         steps = _corrected(layer, self._corrections)
         # In reverse, because the order in which casts are made is part of the network's key in databases.
         added = {
-            i: self._buffer_in(str(steps[i][1][0]), BYTES) for i in reversed(range(len(steps))) if steps[i][0] == "add"
+            i: self._buffer_in(str(steps[i][1][0]), self._form.dtype)
+            for i in reversed(range(len(steps)))
+            if steps[i][0] == "add"
         }
         scales = self._scales_of_steps(steps, self._scale(layer.buffers["y"]))
         chain = self._from_sums(layer, scales[0])
@@ -167,7 +174,8 @@ class _Rewriter:
         """Return the steps that bring the sums of a product, or the input of a layer without weights, to a scale."""
         given = self._scale(layer.buffers["x"])
         if weight := layer.weights.get("weight"):
-            return [AppliedStep("scale", (ConstantExpr("byte_scales", (weight,), (given.value / wanted.value,)),))]
+            factors = ConstantExpr(self._form.constants[1], (weight,), (given.value / wanted.value,))
+            return [AppliedStep("scale", (factors,))]
         return _convert(given, wanted)
 
     def _scale(self, buffer: str) -> Scale:
@@ -185,16 +193,16 @@ class _Rewriter:
 
     def _buffer_in(self, buffer: str, dtype: str) -> str:
         """Return the buffer that holds an activation in a dtype: its own, or that of a cast."""
-        if self._is_bytes(buffer) == (dtype == BYTES):
+        if self._is_bytes(buffer) == (dtype == self._form.dtype):
             return buffer
         if (buffer, dtype) not in self._casts:
             scale = self._scale(buffer)
             layer, operand = self._wiring.maker[buffer]
             n, *image, c = operand.shape
             h, w = image if len(image) == 2 else (1, prod(image))
-            given = operand.dtype if dtype == BYTES else BYTES
+            given = operand.dtype if dtype == self._form.dtype else self._form.dtype
             problem = Cast(n=n, h=h, w=w, c=c, dtype=given, result=dtype, epilogue=Epilogue(("mul_scalar",)))
-            factor = 1 / scale.value if dtype == BYTES else scale.value
+            factor = 1 / scale.value if dtype == self._form.dtype else scale.value
             cast = self._casts[buffer, dtype] = f"{buffer}.{dtype}"
             name = f"{activation(layer, operand.name)}.{dtype}"
             self._done.append(Layer(name, problem, {"x": buffer, "y": cast}, scalars=(number(factor),)))

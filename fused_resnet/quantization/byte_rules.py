@@ -1,4 +1,4 @@
-"""Rules for the layers of a captured network that run in signed bytes. Each exception has a reason in a sentence."""
+"""Rules for the layers of a captured network that run in an 8-bit format. Each exception has a reason in a sentence."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from autotune.ir import (
     MAX_OPERANDS,
-    MAX_PRODUCTS,
     MAX_SCALARS,
     AvgPool2d,
+    ByteFormat,
     Conv2d,
     Elementwise,
     Epilogue,
@@ -62,18 +62,21 @@ class Wiring:
         return [other for other in self.layers if any(maker is layer for maker in self.makers(other))]
 
 
-def choose_layers(wiring: Wiring, sensitive: Mapping[str, str] | None = None) -> tuple[set[str], dict[str, str]]:
+def choose_layers(
+    wiring: Wiring, form: ByteFormat, sensitive: Mapping[str, str] | None = None
+) -> tuple[set[str], dict[str, str]]:
     """Choose the layers that run in bytes.
 
     Args:
         wiring: The layers.
+        form: The format of the bytes.
         sensitive: Layers that must not run in bytes, with the reasons.
 
     Returns:
         The names of these layers, and for each other convolution or linear layer the reason.
     """
     names = {layer.name for layer in wiring.layers}
-    kept = {name: reason for name, reason in (sensitive or {}).items() if name in names} | _kept(wiring)
+    kept = {name: reason for name, reason in (sensitive or {}).items() if name in names} | _kept(wiring, form)
     while True:
         chosen = _chosen(wiring, kept)
         alone = [
@@ -87,7 +90,7 @@ def choose_layers(wiring: Wiring, sensitive: Mapping[str, str] | None = None) ->
         kept |= dict.fromkeys(alone, "its neighbors are not in bytes: the casts would cost more than bytes gain")
 
 
-def _kept(wiring: Wiring) -> dict[str, str]:
+def _kept(wiring: Wiring, form: ByteFormat) -> dict[str, str]:
     """Return the reason for each convolution or linear layer that cannot run in bytes or would not gain."""
     products = [layer for layer in wiring.layers if isinstance(layer.problem, Conv2d | Gemm)]
     before, behind = set[str](), set[str]()  # layers with a product before and after them
@@ -104,12 +107,12 @@ def _kept(wiring: Wiring) -> dict[str, str]:
             kept[layer.name] = "it is the first and reads the input"
         elif layer.name not in behind or any(map(is_output, layer.writes)):
             kept[layer.name] = "it is the last and makes the result"
-        elif why := _why_unfit(layer):
+        elif why := _why_unfit(layer, form):
             kept[layer.name] = why
     return kept
 
 
-def _why_unfit(layer: Layer) -> str | None:
+def _why_unfit(layer: Layer, form: ByteFormat) -> str | None:
     """Return why a layer would not gain in bytes or cannot run in bytes; None if it would gain."""
     problem, chain = layer.problem, layer.problem.epilogue
     conv = problem.as_conv2d if isinstance(problem, Gemm) else problem
@@ -119,7 +122,7 @@ def _why_unfit(layer: Layer) -> str | None:
         return "depthwise: bound by memory, not by arithmetic"
     if c % GRANULE or k % GRANULE:
         return f"its channels (per group) are not multiples of {GRANULE}"
-    if conv.r * conv.s * c >= MAX_PRODUCTS:
+    if form.products is not None and conv.r * conv.s * c >= form.products:
         return "its sums could overflow int32"
     changes = sum(step.name not in KEEP_SCALE | DIVIDED for step in chain.steps)
     if not _tensors_fit(chain):

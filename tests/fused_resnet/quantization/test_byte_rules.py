@@ -1,4 +1,4 @@
-"""Layers that run in int8, and the reason for each that does not."""
+"""Layers that run in an 8-bit format, and the reason for each that does not."""
 
 import pytest
 from architectures import ARCHITECTURES, ResNet, conv_norm, images, random_model
@@ -6,26 +6,28 @@ from quantized import ANY, SEEN, layers_of
 from reference import relative_error
 from torch import nn
 
-from autotune.ir import Cast
+from autotune.ir import BYTE_FORMATS, E4M3, S8, Cast
 from fused_resnet import FusedResNet
 from fused_resnet.capture import capture
-from fused_resnet.quantization import capture_int8
+from fused_resnet.quantization import capture_bytes
 from fused_resnet.quantization.calibrate import calibrate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
 
 
-def test_a_residual_network_is_bytes_from_pool_to_pool():
-    layers = layers_of(random_model(ResNet("basic")))
+@pytest.mark.parametrize("form", BYTE_FORMATS.values(), ids=BYTE_FORMATS)
+def test_a_residual_network_is_bytes_from_pool_to_pool(form):
+    layers = layers_of(random_model(ResNet("basic")), form=form)
     dtypes = {name: layer.problem.dtype for name, layer in layers.items() if not isinstance(layer.problem, Cast)}
     assert [name for name, dtype in dtypes.items() if dtype == "f32"] == ["input", "conv1", "maxpool", "fc"]
-    assert set(dtypes.values()) == {"f32", "s8"}
-    assert [name for name, layer in layers.items() if isinstance(layer.problem, Cast)] == ["maxpool.s8", "avgpool.f32"]
+    assert set(dtypes.values()) == {"f32", form.dtype}
+    casts = [name for name, layer in layers.items() if isinstance(layer.problem, Cast)]
+    assert casts == [f"maxpool.{form.dtype}", "avgpool.f32"]
     assert str(layers["layer1.0.conv1"].problem.epilogue) == "scale,bias,relu"
     assert str(layers["layer1.1.downsample.0"].problem.epilogue) == "scale,bias"
     assert str(layers["layer1.1.conv2"].problem.epilogue) == "scale,bias,add,mul_scalar,relu"
-    assert layers["layer1.0.conv1"].buffers["x"] == layers["maxpool.s8"].buffers["y"]
-    assert layers["layer1.0.conv2"].buffers["add2"] == layers["maxpool.s8"].buffers["y"]
+    assert layers["layer1.0.conv1"].buffers["x"] == layers[f"maxpool.{form.dtype}"].buffers["y"]
+    assert layers["layer1.0.conv2"].buffers["add2"] == layers[f"maxpool.{form.dtype}"].buffers["y"]
     assert layers["fc"].buffers["x"] == layers["avgpool.f32"].buffers["y"]
 
 
@@ -37,7 +39,7 @@ def test_what_stays_is_told_with_the_reason(empty_db):
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10),
     )  # fmt: skip
     model = random_model(model)
-    network = capture_int8(model, (2, 3, 32, 32), "f32", ANY)
+    network = capture_bytes(model, (2, 3, 32, 32), "f32", ANY, S8)
     assert network.kept == {
         "0.0": "it is the first and reads the input",
         "2.0": "depthwise: bound by memory, not by arithmetic",
@@ -57,6 +59,15 @@ def test_what_stays_is_told_with_the_reason(empty_db):
     assert "not in bytes: 0.0 (it is the first and reads the input); 2.0 (depthwise" in said and "7.0 s8 aten " in said
 
 
+def test_only_sums_of_integers_can_overflow():
+    wide = nn.Sequential(
+        *(nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16384, 1), nn.Conv2d(16384, 16, 3), nn.Conv2d(16, 16, 1)),
+        nn.Conv2d(16, 4, 1),
+    ).eval()
+    kept = {form: capture_bytes(wide, (1, 3, 8, 8), "f32", ANY, form).kept for form in (S8, E4M3)}
+    assert kept[S8]["2"] == "its sums could overflow int32" and "2" not in kept[E4M3]
+
+
 class Product(nn.Module):
     """The product of two convolutions' results, between other convolutions."""
 
@@ -72,7 +83,7 @@ class Product(nn.Module):
 
 def test_a_product_of_activations_is_computed_in_real_values(empty_db):
     model = random_model(Product())
-    kept = capture_int8(model, (2, 3, 32, 32), "f32", ANY).kept
+    kept = capture_bytes(model, (2, 3, 32, 32), "f32", ANY, S8).kept
     assert [kept.get(name, "").partition(":")[0] for name in ("a", "b")] == [
         "its epilogue multiplies or subtracts another activation",
         "its neighbors are not in bytes",
@@ -83,9 +94,16 @@ def test_a_product_of_activations_is_computed_in_real_values(empty_db):
 
 def test_a_tuner_needs_no_calibration():
     """Scales decide no step: problems and wiring are the same for all."""
-    for name in ("basic", "bottleneck", "vgg"):
+    for name, form in (("basic", S8), ("bottleneck", E4M3), ("vgg", S8)):
         model = random_model(ARCHITECTURES[name]())
-        scales = calibrate(model, SEEN)
-        some, other = (capture_int8(model, (2, 3, 32, 32), "f32", of) for of in (scales, ANY))
+        scales = calibrate(model, SEEN, precision=form.precision)
+        some, other = (capture_bytes(model, (2, 3, 32, 32), "f32", of, form) for of in (scales, ANY))
         assert some.key == other.key and [a.problem for a in some.all_layers] == [b.problem for b in other.all_layers]
         assert some.key != capture(model, (2, 3, 32, 32), "f32").key
+        assert f"dtype=f32+{form.dtype}" in str(some.key)
+
+
+def test_the_keys_of_networks_in_int8_stay():
+    """Databases hold plans by this text."""
+    key = capture_bytes(random_model(ResNet("basic")), (2, 3, 32, 32), "f32", ANY, S8).key
+    assert str(key) == "ResNet n=2 input=3x32x32 dtype=f32+s8 5845e8158e65"

@@ -1,4 +1,4 @@
-"""Results of networks in int8 against integer arithmetic."""
+"""Results of networks in 8-bit formats against arithmetic that is written anew."""
 
 import copy
 import pickle
@@ -15,13 +15,13 @@ from torch import nn
 from tune_arguments import requested
 
 from autotune.families import Kernel, family, serving
+from autotune.ir import BYTE_PRECISIONS, S8
 from autotune.ir.epilogue_steps import define_step
-from autotune.ir.int8_numerics import quantize_weight, to_bytes
 from autotune.runtime import KernelChoice, bind_layer, caller_slots, make_buffers, make_runs
 from autotune.runtime.network_plan import execute
 from fused_resnet import Activation, FusedResNet
 from fused_resnet.module_state import module_state
-from fused_resnet.quantization import capture_int8
+from fused_resnet.quantization import capture_bytes
 from fused_resnet.quantization.calibrate import calibrate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
@@ -30,39 +30,37 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
 CPU = torch.device("cpu")
 
 
-def test_weights_fill_a_byte_in_every_channel(generator):
-    weight = torch.randn(7, 5, 3, 3, generator=generator) * torch.logspace(-3, 3, 7).view(-1, 1, 1, 1)
-    weight[4] = 0
-    quantized, scale = quantize_weight(weight)
-    assert quantized.dtype == torch.int8 and quantized.shape == weight.shape and scale.shape == (7,)
-    largest = quantized.abs().flatten(1).amax(1).tolist()
-    assert largest == [127, 127, 127, 127, 0, 127, 127]
-    back = quantized.float() * scale.view(-1, 1, 1, 1)
-    assert ((back - weight).abs() <= 0.5001 * scale.view(-1, 1, 1, 1)).all()
-    assert to_bytes(torch.tensor([-9.0, 1.26, 9.0]), 0.05).tolist() == [-127, 25, 127]
+def rounded_to(precision, values):
+    """Values in steps of a scale, rounded; shares no code with the package."""
+    if precision == "int8":
+        return torch.clamp(torch.round(values), -128, 127)
+    return values.clamp(-448, 448).float().to(torch.float8_e4m3fn).to(values.dtype)
+
+
+LARGEST = {"int8": 127, "fp8": 448}
 
 
 class Rounded:
     """Activations by name, brought to bytes and back once their ranges are known; shares no code with the package."""
 
-    def __init__(self):
-        self.largest, self.known = defaultdict(float), False
+    def __init__(self, precision):
+        self.largest, self.known, self.precision = defaultdict(float), False, precision
 
     def __call__(self, name, x):
         if not self.known:
             self.largest[name] = max(self.largest[name], float(x.abs().max()))
             return x
-        scale = self.largest[name] / 127
-        return torch.clamp(torch.round(x / scale), -128, 127) * scale
+        scale = self.largest[name] / LARGEST[self.precision]
+        return rounded_to(self.precision, x / scale) * scale
 
 
-def folded(conv, norm, in_bytes):
+def folded(conv, norm, precision):
     """Weight and bias of a convolution with its normalisation, in float64; the weight of bytes, channel by channel."""
     gain = norm.weight.double() / torch.sqrt(norm.running_var.double() + norm.eps)
     weight = conv.weight.double() * gain.view(-1, 1, 1, 1)
-    if in_bytes:
-        scale = weight.abs().amax((1, 2, 3), keepdim=True) / 127
-        weight = torch.round(weight / scale) * scale
+    if precision:
+        scale = weight.abs().amax((1, 2, 3), keepdim=True) / LARGEST[precision]
+        weight = rounded_to(precision, weight / scale) * scale
     return weight, norm.bias.double() - norm.running_mean.double() * gain
 
 
@@ -71,7 +69,8 @@ def basic_in_bytes(model, x, rounded):
     """The small ResNet as bytes compute it, on real numbers."""
 
     def conv(x, parts, in_bytes=True):
-        return F.conv2d(x, *folded(*parts, in_bytes and rounded.known), parts[0].stride, parts[0].padding)
+        precision = rounded.precision if in_bytes and rounded.known else None
+        return F.conv2d(x, *folded(*parts, precision), parts[0].stride, parts[0].padding)
 
     x = F.max_pool2d(conv(x.double(), (model.conv1, model.bn1), False).relu(), 3, 2, 1)
     x = rounded("pooled", x)
@@ -83,61 +82,66 @@ def basic_in_bytes(model, x, rounded):
     return x @ model.fc.weight.double().T + model.fc.bias.double()
 
 
-@pytest.fixture(scope="module")
-def basic():
-    """(the small ResNet, what its int8 must give for some images)"""
-    model, rounded = random_model(ResNet("basic")), Rounded()
+@pytest.fixture(scope="module", params=LARGEST)
+def basic(request):
+    """(the small ResNet, what it must give for some images in a precision, the precision)"""
+    model, rounded = random_model(ResNet("basic")), Rounded(request.param)
     for batch in SEEN:
         basic_in_bytes(model, batch, rounded)
     rounded.known = True
-    return model, basic_in_bytes(model, images(64, seed=9), rounded)
+    return model, basic_in_bytes(model, images(64, seed=9), rounded), request.param
 
 
-def assert_bytes_arithmetic(y, expected, model, x):
+COST = {"int8": (5e-3, 5e-2), "fp8": (1e-2, 0.1)}
+
+
+def assert_bytes_arithmetic(y, expected, model, x, precision):
     """Equal to the simulation but where float32 rounds a byte the other way; far from the exact result."""
     exact = copy.deepcopy(model).double()(x.double())
-    cost = relative_error(expected, exact)
-    assert 5e-3 < cost < 5e-2, "what quantization costs"
+    cost, (least, most) = relative_error(expected, exact), COST[precision]
+    assert least < cost < most, "what quantization costs"
     far, off = ((other - expected).norm(dim=1) / expected.norm(dim=1) for other in (exact, y))
     assert (far > 1e-3).all() and (off < 1e-5).double().mean() > 0.7, (off < 1e-5).double().mean()
     assert relative_error(y, expected) < cost / 4
 
 
 def test_results_are_those_of_bytes(basic, empty_db):
-    model, expected = basic
-    scales, x = calibrate(model, SEEN, bias_correction=False), images(64, seed=9)
-    network = FusedResNet.from_model(model, empty_db, precision="int8", calibration=scales)
+    model, expected, precision = basic
+    scales, x = calibrate(model, SEEN, bias_correction=False, precision=precision), images(64, seed=9)
+    network = FusedResNet.from_model(model, empty_db, precision=precision, calibration=scales)
     y = network(x)
-    assert_bytes_arithmetic(y, expected, model, x)
+    assert_bytes_arithmetic(y, expected, model, x, precision)
     assert set(network.state_dict()) == set(model.state_dict())
 
     for again in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
         assert torch.equal(again(x), y)
     from_batches, from_scales = (
-        FusedResNet.from_model(model, empty_db, precision="int8", calibration=one)
-        for one in (SEEN, calibrate(model, SEEN))
+        FusedResNet.from_model(model, empty_db, precision=precision, calibration=one)
+        for one in (SEEN, calibrate(model, SEEN, precision=precision))
     )
     assert torch.equal(from_batches(x), from_scales(x))
 
 
 def test_changed_weights_are_brought_to_bytes_anew(basic, empty_db):
-    model, _ = basic
-    network, x = FusedResNet.from_model(model, empty_db, precision="int8", calibration=SEEN), images(4, seed=9)
+    model, _, precision = basic
+    network, x = FusedResNet.from_model(model, empty_db, precision=precision, calibration=SEEN), images(4, seed=9)
     network(x)
     changed = copy.deepcopy(model)
     with torch.no_grad():
         changed.layer1[1].conv1.weight.mul_(-3)
     network.load_state_dict(changed.state_dict())
-    scales = calibrate(model, SEEN)
-    assert torch.equal(network(x), FusedResNet.from_model(changed, empty_db, precision="int8", calibration=scales)(x))
+    scales = calibrate(model, SEEN, precision=precision)
+    assert torch.equal(
+        network(x), FusedResNet.from_model(changed, empty_db, precision=precision, calibration=scales)(x)
+    )
 
 
 @pytest.mark.compile
-def test_kernels_of_ours_run_a_network_in_bytes(basic, cpu, cpu_target):
+def test_kernels_of_ours_run_a_network_in_bytes(basic, cpu, cpu_target, empty_db):
     """Every layer that a CPU family serves, on one of its kernels."""
-    model, expected = basic
-    x = images(64, seed=9)
-    network = capture_int8(model, tuple(x.shape), "f32", calibrate(model, SEEN, bias_correction=False))
+    model, expected, precision = basic
+    x, scales = images(64, seed=9), calibrate(model, SEEN, bias_correction=False, precision=precision)
+    network = capture_bytes(model, tuple(x.shape), "f32", scales, BYTE_PRECISIONS[precision])
     kernels = {}
     for layer in network.layers:
         (chosen,) = serving(layer.problem, cpu)
@@ -152,17 +156,19 @@ def test_kernels_of_ours_run_a_network_in_bytes(basic, cpu, cpu_target):
         bound.append(bind_layer(layer, choice, buffers, module_state(model), CPU))
     y = torch.full(network.results[0].shape, float("nan"))
     execute(make_runs(bound), 0, (x, y))
-    assert_bytes_arithmetic(y, expected, model, x)
+    assert_bytes_arithmetic(y, expected, model, x, precision)
+    of_torch = FusedResNet.from_model(model, empty_db, precision=precision, calibration=scales)(x)
+    assert relative_error(y, of_torch) < relative_error(expected, copy.deepcopy(model).double()(x.double())) / 4
 
 
 def test_the_tuner_tunes_what_the_runtime_runs(basic, tmp_path, empty_db):
-    model, _ = basic
+    model, _, precision = basic
     file = tmp_path / "mine.py"
     file.write_text("from architectures import ResNet\nmake = lambda: ResNet('basic')\n")
-    arguments = ("--model", f"{file}:make", "--input", "3,32,32", "--batch", "2", "--precision", "int8")
+    arguments = ("--model", f"{file}:make", "--input", "3,32,32", "--batch", "2", "--precision", precision)
     (wanted,) = requested(*arguments)
-    network = FusedResNet.from_model(model, empty_db, precision="int8", calibration=SEEN).network(images(2))
-    assert wanted.title == "make, batch 2, f32, int8" and wanted.network.key == network.key
+    network = FusedResNet.from_model(model, empty_db, precision=precision, calibration=SEEN).network(images(2))
+    assert wanted.title == f"make, batch 2, f32, {precision}" and wanted.network.key == network.key
     assert [problem for _, problem in wanted.named] == [layer.problem for layer in network.all_layers]
 
 
@@ -197,19 +203,20 @@ class Of(nn.Module):
     ],
     ids=["scale", "leaky", "add_scalar", "clamp", "silu", "relu6", "store", "custom", "branches"],
 )
-def test_chains_keep_their_meaning(function, chain, empty_db):
+@pytest.mark.parametrize("form", BYTE_PRECISIONS.values(), ids=BYTE_PRECISIONS)
+def test_chains_keep_their_meaning(form, function, chain, empty_db):
     define_step("bent_up", cuda="x > 0.f ? x : slope * x", torch="torch.where(x > 0, x, slope * x)",
                 params={"slope": "channel"})  # fmt: skip
     parts = {"gain": nn.Parameter(torch.linspace(0.5, 2, 16).view(-1, 1, 1)), "side": nn.Conv2d(16, 16, 1)}
     module = Of(function, **parts, act=Activation("bent_up", slope=torch.linspace(-1, 1, 16)))
     model = random_model(module, size=12)
     seen = [images(4, 12, seed) for seed in (1, 2)]
-    layers = layers_of(model, seen[0])
-    assert layers["last"].problem.dtype == "s8"
+    layers = layers_of(model, seen[0], form=form)
+    assert layers["last"].problem.dtype == form.dtype
     if chain:
         assert str(layers["middle"].problem.epilogue).startswith(chain.partition("@")[0])
         assert str(layers["middle"].problem.epilogue).endswith(chain.rpartition("@")[2])
     x = images(8, 12, seed=5)
-    y = FusedResNet.from_model(model, empty_db, precision="int8", calibration=seen)(x)
+    y = FusedResNet.from_model(model, empty_db, precision=form.precision, calibration=seen)(x)
     exact = model.double()(x.double()).detach()
-    assert 1e-3 < relative_error(y, exact) < 0.05
+    assert 1e-3 < relative_error(y, exact) < (0.05 if form is S8 else 0.1)

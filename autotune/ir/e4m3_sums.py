@@ -1,0 +1,43 @@
+"""How exactly Hopper's tensor cores add products of e4m3.
+
+They align the products of a wgmma and the sum so far to the largest of them and keep about 14 bits (DeepSeek-V3
+technical report, arXiv 2412.19437, section 3.3.2). A kernel that promotes its sums adds them to float32 registers every
+so often.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from autotune.ir.byte_formats import E4M3
+from autotune.ir.problem import Problem
+
+MAX_SUM_ERROR = 2.0**-6
+"""Largest error of a kernel's sums, relative to their spread: a quarter of the largest relative rounding of e4m3."""
+_STEP_ERROR = 2.0**-13
+"""Error of one wgmma, relative to its sum."""
+_PRODUCTS = 32
+"""Products that one wgmma adds to each sum."""
+
+
+def sum_error(problem: Problem, config: Mapping[str, int | str]) -> float:
+    """Return a bound of the error of a kernel's sums, relative to their spread; 0 for sums in float32 or int32.
+
+    A sum takes n = products / 32 steps, and each loses up to 2^-13 of the partial sum. If float32 registers take over
+    partial sums of m steps, these are smaller than the whole by sqrt(m / n), as sums of random terms are. So the error
+    is at most n 2^-13 sqrt(m / n).
+
+    Args:
+        problem: The problem.
+        config: The kernel's config: `promote` is the number of steps of `tile_k` channels after which float32 registers
+            take over, 0 for never; `slices` is the number of blocks that split a sum.
+    """
+    if problem.dtype != E4M3.dtype or "promote" not in config:
+        return 0.0
+    products = max(math.prod(operand.shape[1:]) for operand in problem.operands() if operand.role == "weight")
+    whole = max(products / _PRODUCTS, 1.0)
+    part = whole / int(config.get("slices", 1))
+    if config["promote"]:
+        part = min(part, int(config["promote"]) * int(config["tile_k"]) / _PRODUCTS)
+    return _STEP_ERROR * math.sqrt(whole * max(part, 1.0))
