@@ -14,7 +14,7 @@ from autotune.ir.byte_formats import E4M3
 from autotune.ir.problem import Problem
 
 MAX_SUM_ERROR = 2.0**-5
-"""Largest bound of the error of a kernel's sums, relative to their spread: half of the largest rounding of e4m3, 2^-4."""
+"""Largest bound of the error of a kernel's sums, relative to their spread: half of e4m3's largest rounding, 2^-4."""
 _STEP_ERROR = 2.0**-13
 """Error of one wgmma, relative to its sum."""
 _FIRST_STEPS = 4
