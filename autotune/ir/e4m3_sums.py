@@ -13,10 +13,12 @@ from collections.abc import Mapping
 from autotune.ir.byte_formats import E4M3
 from autotune.ir.problem import Problem
 
-MAX_SUM_ERROR = 2.0**-6
-"""Largest error of a kernel's sums, relative to their spread: a quarter of the largest relative rounding of e4m3."""
+MAX_SUM_ERROR = 2.0**-5
+"""Largest bound of the error of a kernel's sums, relative to their spread: half of e4m3's largest rounding, 2^-4."""
 _STEP_ERROR = 2.0**-13
 """Error of one wgmma, relative to its sum."""
+_FIRST_STEPS = 4
+"""Steps' errors that are added for the first ones: the largest of their products may exceed the sum."""
 _PRODUCTS = 32
 """Products that one wgmma adds to each sum."""
 
@@ -26,7 +28,8 @@ def sum_error(problem: Problem, config: Mapping[str, int | str]) -> float:
 
     A sum takes n = products / 32 steps, and each loses up to 2^-13 of the partial sum. If float32 registers take over
     partial sums of m steps, these are smaller than the whole by sqrt(m / n), as sums of random terms are. So the error
-    is at most n 2^-13 sqrt(m / n).
+    is at most 2^-13 (n sqrt(m / n) + 4). Of 20000 sums of random normal factors, added as described above, none has
+    more than 0.6 of that, for 1 to 512 steps.
 
     Args:
         problem: The problem.
@@ -40,4 +43,4 @@ def sum_error(problem: Problem, config: Mapping[str, int | str]) -> float:
     part = whole / int(config.get("slices", 1))
     if config["promote"]:
         part = min(part, int(config["promote"]) * int(config["tile_k"]) / _PRODUCTS)
-    return _STEP_ERROR * math.sqrt(whole * max(part, 1.0))
+    return _STEP_ERROR * (math.sqrt(whole * max(part, 1.0)) + _FIRST_STEPS)

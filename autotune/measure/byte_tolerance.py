@@ -3,7 +3,7 @@
 A kernel's value before its last rounding may differ from the exact value by an allowance. Rounding is monotonic, so a
 right byte lies between the roundings of (exact value - allowance) and (exact value + allowance). Where both are the
 same number no other is accepted; e4m3 numbers are 6 to 12 % apart, and
-the allowance is 0.002 % of a value, or up to 1.6 % where tensor cores round the sums.
+the allowance is 0.002 % of a value, or up to 3.1 % where tensor cores round the sums.
 """
 
 from __future__ import annotations

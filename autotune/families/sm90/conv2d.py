@@ -109,7 +109,7 @@ def _cost(problem: Solved, config: Config, arch: Architecture) -> float:
         resident = max(1, min(x.blocks_by_registers(arch), rounds, arch.sm_shared // buffers))
         overlapping = resident * (2 if x.pingpong else 1)
         # With resident weights, no step waits for the next ones.
-        waits = 80 * loading.fills + (40 if x.patch and x.resident else 150) * (products - loading.fills)
+        waits: float = 80 * loading.fills + (40 if x.patch and x.resident else 150) * (products - loading.fills)
         if x.promote:
             waits += products / x.promote * (_PROMOTION_WAIT + x.accumulators / 2)
         arithmetic = products * x.m * max(x.columns, 24) * (x.row_bytes / 2) / arch.wgmma_rate + waits / overlapping
