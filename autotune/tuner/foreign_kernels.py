@@ -1,4 +1,4 @@
-"""Kernels of other databases, which need no compiler: a kernel does not depend on the sizes of problems.
+"""Kernels and plans of other databases. They need no compiler: a kernel does not depend on the sizes of problems.
 
 Databases are opened as for running a network, so their binaries follow the same rules of trust: with trusted keys a
 database must be signed by one of them, and without keys shared libraries are refused from a file that other users can
@@ -8,7 +8,7 @@ have written. A kernel is verified on each problem before it is timed, like one 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +40,31 @@ class ForeignKernel:
         return self.database.binary(self.library), self.database.build_facts(self.library)
 
 
+@dataclass(frozen=True)
+class ForeignChoice:
+    """A layer's kernel in a plan of another database; attributes as the choices of a plan (docs/reference)."""
+
+    layer: str
+    kernel: Kernel
+    launch: Mapping[str, int]
+    us: float | None
+    overlap: bool
+
+
+@dataclass(frozen=True)
+class ForeignPlan:
+    """A network's plan in another database.
+
+    Attributes:
+        choices: The choices, in the order in which the layers run, apart from those of kernels that cannot be copied:
+            libraries' operators, and kernels whose source has changed.
+        alternatives: Names of the alternatives that it takes.
+    """
+
+    choices: tuple[ForeignChoice, ...]
+    alternatives: tuple[str, ...]
+
+
 class ForeignKernels:
     """The kernels of some databases for one target whose source is the present one. It is a context manager.
 
@@ -59,6 +84,7 @@ class ForeignKernels:
     def __init__(self, paths: Iterable[Path], target: str) -> None:
         self.kernels: dict[Kernel, ForeignKernel] = {}
         self.rankings: dict[Problem, list[tuple[Kernel, float]]] = {}
+        self._databases: list[tuple[Reader, dict[int, Kernel]]] = []  # with their current kernels by id
         keys = public_keys(())
         with ExitStack() as stack:
             for path in paths:
@@ -71,6 +97,20 @@ class ForeignKernels:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
+    def plan(self, device: str, network: str) -> ForeignPlan | None:
+        """Return the plan of a network for a device of the same name, of the first database that has one."""
+        for database, current in self._databases:
+            row = database.device(device)
+            plan = database.plan(row, network) if row else None
+            if plan:
+                choices = [
+                    ForeignChoice(one["layer"], current[one["kernel"]], one["launch"], one["us"], one["overlap"])
+                    for one in plan.choices
+                    if one["kernel"] in current
+                ]
+                return ForeignPlan(tuple(choices), tuple(plan.details.get("alternatives", ())))
+        return None
+
     def _read(self, database: Reader, target: str) -> None:
         current: dict[int, Kernel] = {}
         for number, source in database.kernel_sources(target).items():
@@ -81,6 +121,7 @@ class ForeignKernels:
                     database.binary(row.library)  # refused before anything is tuned, if it is not trusted
                 current[number] = kernel
                 self.kernels.setdefault(kernel, ForeignKernel(database, row.library))
+        self._databases.append((database, current))
         devices = [device for device in database.devices() if device.target == target] if current else []
         for text in database.problem_texts() if devices else ():
             try:

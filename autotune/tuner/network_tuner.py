@@ -12,8 +12,9 @@ compared with it in interleaved rounds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from typing import Any
 
 from autotune.core import NEVER, Deadline, timeline
 from autotune.ir import Network, NetworkKey, Problem
@@ -53,6 +54,19 @@ class _KnownCandidate:
 
 _Known = dict[str, list[_KnownCandidate]]
 """The candidates of each layer by its name, the fastest alone first."""
+
+
+@dataclass(frozen=True)
+class CopiedPlan:
+    """A plan of another database whose kernels were copied.
+
+    Attributes:
+        choices: As of a plan. Layers whose kernels cannot be copied are left out, and run on their winners.
+        details: `details["alternatives"]` names the alternatives that it takes.
+    """
+
+    choices: Sequence[Mapping[str, Any]]
+    details: Mapping[str, Any]
 
 
 class _PlanRecorder:
@@ -129,16 +143,18 @@ def tune_network_plan(
     descend: bool = True,
     tell: Callable[[str], object] = lambda _: None,
     whole_seconds: float = 0.0,
+    copied: CopiedPlan | None = None,
 ) -> PlanRow | None:
     """Find and record the fastest plan of a tuned network.
 
     The descent begins with the fastest of these plans: the winners of all layers, the same with the alternatives that
     are faster when each layer runs alone (many small gains, each below the noise), the fastest kernels of our own (a
     single operator of PyTorch or plan of cuDNN keeps the network from being one graph of our own, and no change of one
-    layer shows whether that pays), and the plan in use, which is that of the database for this network or else for
-    another batch size. A descent may end in a local minimum. So a second one starts from the plan in use, or, if the
-    first one did, from the faster of the others. The plan in use takes part in the last comparison, so the result is
-    never slower than the plan in use; nor is it slower than the whole network on torch's operators, eager or compiled.
+    layer shows whether that pays), and the plan in use, which is that of the database for this network, or else of
+    another database, or else for another batch size. A descent may end in a local minimum. So a second one starts from
+    the plan in use, or, if the first one did, from the faster of the others. The plan in use takes part in the last
+    comparison, so the result is never slower than the plan in use; nor is it slower than the whole network on torch's
+    operators, eager or compiled.
     If the fastest plan is compiled by Inductor, the fastest one that is not is recorded, too, for machines without a
     compiler.
 
@@ -153,6 +169,7 @@ def tune_network_plan(
         tell: Called with a message if the plan cannot be tuned.
         whole_seconds: Time of compiling torch's operators for the whole network. If less is left, the times that were
             measured by the process that compiled them are compared.
+        copied: The plan of another database.
 
     Returns:
         The recorded plan, or None if a layer has no candidate or the network cannot be timed. Its
@@ -163,7 +180,7 @@ def tune_network_plan(
     if not all(known[layer.name] for layer in network.layers):
         return None
     timer = PlanTimer(worker, network, until.clock)
-    in_use = _plan_in_use(store, device, network, known)
+    in_use = _plan_in_use(store, device, network, known, copied)
     recorder = _PlanRecorder(store, device, network, known)
     saved, whole = store.plan(device, network.key), _whole_plans(network, known)
     recorder.best_us = saved.median_us if saved else math.inf
@@ -361,9 +378,11 @@ def _candidates(known: _Known) -> dict[str, list[Candidate]]:
     return {name: [one.candidate for one in each] for name, each in known.items()}
 
 
-def _plan_in_use(store: Store, device: Device, network: Network, known: _Known) -> PlanState | None:
+def _plan_in_use(
+    store: Store, device: Device, network: Network, known: _Known, copied: CopiedPlan | None
+) -> PlanState | None:
     """Return the plan that the network would run now, and add its candidates to those that are known."""
-    own = store.plan(device, network.key)
+    own = store.plan(device, network.key) or copied
     found = (own, network) if own else plan_for_other_batch(store, device, network)
     if found is None:
         return None
@@ -379,11 +398,12 @@ def _plan_in_use(store: Store, device: Device, network: Network, known: _Known) 
             known[name].append(one)
         assignments[name] = LayerAssignment(name, one.candidate, choice["overlap"])
     names = saved.details.get("alternatives", [])
-    return PlanState(
+    plan = PlanState(
         assignments,
         alternatives=[alternative for alternative in network.alternatives if alternative.name in names],
         order=[choice["layer"] for choice in saved.choices],
     )
+    return plan if all(layer.name in assignments for layer in plan.layers(network)) else None
 
 
 def _choice(assignment: LayerAssignment, known: Sequence[_KnownCandidate]) -> dict[str, object]:

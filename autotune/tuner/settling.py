@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from autotune.ir import Network
 from autotune.measure import Worker
 from autotune.tuner.background_pool import BackgroundPool
 from autotune.tuner.finals import Finals
-from autotune.tuner.network_tuner import tune_network_plan
+from autotune.tuner.network_tuner import CopiedPlan, tune_network_plan
 from autotune.tuner.progress import Progress
 from autotune.tuner.threads import stop_until_done
 from autotune.tuner.time_breakdown import TimeBreakdown
@@ -38,6 +38,7 @@ class Settling:
         finals: Times what was tried beside the search in interleaved rounds.
         breakdown: Receives the times.
         progress: Receives events.
+        copied_plans: Plans of other databases, by the keys of the networks.
     """
 
     store: Store
@@ -48,6 +49,7 @@ class Settling:
     finals: Finals
     breakdown: TimeBreakdown
     progress: Progress
+    copied_plans: Mapping[str, CopiedPlan]
 
     def run(self, networks: Sequence[Network], until: Deadline) -> None:
         """Tune the plan of each network.
@@ -102,7 +104,17 @@ class Settling:
                 self._tune(store, worker, network, until.share(1 / (len(networks) - i)), beside_seconds[i])
 
     def _tune(self, store: Store, worker: Worker, network: Network, until: Deadline, beside_seconds: float) -> None:
-        tune_network_plan(store, self.device, worker, network, until, self.descends, self.progress.note, beside_seconds)
+        tune_network_plan(
+            store,
+            self.device,
+            worker,
+            network,
+            until,
+            self.descends,
+            self.progress.note,
+            beside_seconds,
+            self.copied_plans.get(network.key),
+        )
 
     def _tell(self, network: Network, count: int) -> None:
         which = "the network" if count == 1 else f"the network at batch {network.batch}"

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
+from typing import Any
 
 from autotune.codegen import BuildBatch, StartBatch, toolchain
 from autotune.core import NEVER, Deadline, DeviceFacts, OutOfTimeError, WorkerError, faults, paths
@@ -32,6 +33,7 @@ from autotune.tuner.foreign_kernels import ForeignKernels
 from autotune.tuner.kernel_builder import KernelBuilder
 from autotune.tuner.layer_weights import LayerWeights
 from autotune.tuner.library_candidates import LibraryCandidates, listing_workers, operator_rows
+from autotune.tuner.network_tuner import CopiedPlan
 from autotune.tuner.options import TunerOptions
 from autotune.tuner.other_launches import OtherLaunches
 from autotune.tuner.phases import FINALS, SEARCH, SETTLING, Phases
@@ -122,6 +124,8 @@ class Tuner:
         self._trials: DeviceQueues | None = None
         self.weights = LayerWeights(given, networks, self._best_us)
         self.study_manager = StudyManager(store, self.weights.sorted(), options, self.builder, spaces, foreign)
+        self._foreign = foreign
+        self._copied_plans: dict[str, CopiedPlan] = {}
         self._library_candidates: LibraryCandidates | None = None
         self._beside: BackgroundPool | None = None
         self._plans: list[tuple[int, int, Problem, KernelRow]] = []  # a heap of cuDNN's plans to be timed
@@ -194,6 +198,7 @@ class Tuner:
             with in_thread(partial(self.study_manager.enumerate, self.phases.current)) as enumerated:
                 self._start_devices(facts)
                 self._start_background_trials(processes)
+                self._try_foreign_plans()
                 self.progress.stage("timing PyTorch's operators")
                 self._time_operators(self._operators_first(), self.phases.current.share(OPERATORS_SHARE))
                 self.progress.stage("enumerating configs")
@@ -239,6 +244,27 @@ class Tuner:
         self._trials = DeviceQueues(
             self.store, self.workers, self.device, self.breakdown, self.progress, self.weights.all()
         )
+
+    def _try_foreign_plans(self) -> None:
+        """Copy the plans of other databases for networks without a plan, and try the kernels of their layers."""
+        device, trials = self._started()
+        for network in self._planned:
+            found = self._foreign.plan(device.name, network.key) if self._foreign else None
+            if found is None or self.store.plan(device, network.key):
+                continue
+            self.progress.stage("trying the plans of other databases")
+            problems = {layer.name: layer.problem for layer in network.all_layers}
+            choices = [choice for choice in found.choices if choice.layer in problems]
+            self.builder.build(list(dict.fromkeys(choice.kernel for choice in choices)))
+            copied: list[Mapping[str, Any]] = []
+            for choice in choices:
+                row = self.builder.rows[choice.kernel]
+                if self.time_left():
+                    trials.submit(WantedTrial(problems[choice.layer], row, [choice.launch]))
+                named = {"layer": choice.layer, "launch": choice.launch, "us": choice.us, "overlap": choice.overlap}
+                copied.append({**named, "kernel": row.id})
+            self._copied_plans[network.key] = CopiedPlan(copied, {"alternatives": found.alternatives})
+        trials.drain()
 
     def _build_early(self) -> None:
         """In a new database, start the first compilers as soon as enough spaces are enumerated.
@@ -329,6 +355,7 @@ class Tuner:
             finals,
             self.breakdown,
             self.progress,
+            self._copied_plans,
         )
         settling.run(self._planned, self.phases.begin(SETTLING))
 

@@ -30,7 +30,7 @@ from autotune.ir import (
 )
 from autotune.measure import Result
 from autotune.runtime.selection import select
-from autotune.tuner.network_tuner import tune_network_plan
+from autotune.tuner.network_tuner import CopiedPlan, tune_network_plan
 from autotune.tuner.plan_descent import MAX_TIME_RATIO
 from autotune.tuner.untimed_inductor import prefer_untimed
 from autotune_cli.tune_summary import outcome_text, plan_text
@@ -93,11 +93,15 @@ def plan_of(row, kernels):
     return tuple(names[choice["kernel"]][1] for choice in row.choices)
 
 
-def save(store, device, kernels, numbers, network=NETWORK):
-    choices = [
+def choices_of(kernels, numbers):
+    return [
         {"layer": name, "kernel": kernels[name, number], "launch": {}, "us": 1.0, "overlap": False}
         for name, number in zip(LAYERS, numbers, strict=True)
     ]
+
+
+def save(store, device, kernels, numbers, network=NETWORK):
+    choices = choices_of(kernels, numbers)
     store.put_plan(
         device_id=device.id, network=network.key, median_us=9.0, spread_us=0.1, choices=choices, details={}
     )  # fmt: skip
@@ -121,6 +125,14 @@ def test_and_from_the_plan_that_the_database_has(store, kernels, saved):
     row = tune_network_plan(store, device, Device(VALLEYS), NETWORK)
     assert plan_of(row, made) == (1, 1) and row.median_us == 8.0
     assert store.plan(device, NETWORK.key).id == row.id
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_or_else_from_a_plan_that_was_copied_as_far_as_its_kernels_are_known(store, kernels, first):
+    device, made = kernels
+    copied = CopiedPlan(choices_of(made, (1, 1))[first:], {})
+    row = tune_network_plan(store, device, Device(VALLEYS), NETWORK, copied=copied)
+    assert plan_of(row, made) == (1, 1) and row.median_us == 8.0
 
 
 def test_or_else_from_the_plan_for_other_batch_batch_size(store, kernels):

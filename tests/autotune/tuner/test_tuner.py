@@ -377,6 +377,35 @@ def test_kernels_of_another_database_are_copied_instead_of_compiled(tuned, worke
                 assert own.binary(row.library) == theirs[row.symbol]
 
 
+@pytest.mark.process
+@pytest.mark.compile
+def test_the_plan_of_another_database_is_copied_and_its_kernels_are_tried_first(worker, cpu, cpu_target, tmp_path):
+    model = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(16, 8, 3))
+    network = capture(model.eval(), (1, 8, 9, 9), "f32")
+    layers = {layer.name: str(layer.problem) for layer in network.all_layers}
+
+    def tuned_network(path, trials, foreign=None):
+        """Return the plan as problem -> (family, config, launch), and what was tried, in order."""
+        options = TunerOptions(cpu, cpu_target, trials, jobs=2, gain=0.0, inductor=())
+        problems = [layer.problem for layer in network.all_layers]
+        with Store.create(path) as store:
+            tuner = Tuner(store, problems, options, [worker], Log(), networks=[network], foreign=foreign)
+            tuner.run()
+            kernels = {row.id: row for row in store.kernels(cpu_target)}
+            choices = store.plan(tuner.device, network.key).choices
+        tried = rows(path, f"SELECT k.family, k.config, m.launch, p.text FROM {KERNELS} ORDER BY m.id")
+        named = [(one, kernels[one["kernel"]]) for one in choices]
+        plan = {layers[one["layer"]]: (row.family, row.config, json.dumps(one["launch"])) for one, row in named}
+        return plan, [(text, (family, config, launch)) for family, config, launch, text in tried]
+
+    plan, _ = tuned_network(tmp_path / "first.db", 8)
+    ours = {(text, one) for text, one in plan.items() if one[0].startswith("cpu_")}
+    assert ours
+    with ForeignKernels([tmp_path / "first.db"], cpu_target) as foreign:
+        _, tried = tuned_network(tmp_path / "second.db", 1, foreign)
+    assert set(tried[: len(ours)]) == ours
+
+
 def test_kernels_of_another_text_are_not_taken(tuned, cpu_target, tmp_path):
     path = shutil.copy(tuned[0], tmp_path / "stale.db")
     with closing(sqlite3.connect(path)) as connection:
