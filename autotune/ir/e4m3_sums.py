@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 
 from autotune.ir.byte_formats import E4M3
 from autotune.ir.problem import Problem
@@ -21,6 +22,12 @@ _FIRST_STEPS = 4
 """Steps' errors that are added for the first ones: the largest of their products may exceed the sum."""
 _PRODUCTS = 32
 """Products that one wgmma adds to each sum."""
+
+
+@lru_cache
+def _products(problem: Problem) -> int:
+    """Return the products of a sum; a search asks for those of one problem thousands of times."""
+    return max(math.prod(operand.shape[1:]) for operand in problem.operands() if operand.role == "weight")
 
 
 def sum_error(problem: Problem, config: Mapping[str, int | str]) -> float:
@@ -38,8 +45,7 @@ def sum_error(problem: Problem, config: Mapping[str, int | str]) -> float:
     """
     if problem.dtype != E4M3.dtype or "promote" not in config:
         return 0.0
-    products = max(math.prod(operand.shape[1:]) for operand in problem.operands() if operand.role == "weight")
-    whole = max(products / _PRODUCTS, 1.0)
+    whole = max(_products(problem) / _PRODUCTS, 1.0)
     part = whole / int(config.get("slices", 1))
     if config["promote"]:
         part = min(part, int(config["promote"]) * int(config["tile_k"]) / _PRODUCTS)

@@ -90,15 +90,17 @@ class StudyManager:
         """Enumerate the spaces to search; a thread of its own may do that.
 
         Args:
-            search: Deadline of the search. Spaces are enumerated for a share of it; what is left then is not searched:
-                first the further families of the lightest problems.
+            search: Deadline of the search. Spaces are enumerated for a share of it, and as long as a problem has none
+                for a larger share; what is left then is not searched: first the further families of the lightest
+                problems.
         """
-        least = search.share(ENUMERATION_SHARE).left
-        until = search.share(MOST_ENUMERATION_SHARE).within(max(least, ENUMERATION_SECONDS))
+        least, most = search.share(ENUMERATION_SHARE).left, search.share(MOST_ENUMERATION_SHARE)
+        until, begun = most.within(max(least, ENUMERATION_SECONDS)), set[Problem]()
         for space in self._spaces():
             self._enumerated.append(space)
-            if until.is_over:
+            if (until if space.problem in begun else most).is_over:
                 return
+            begun.add(space.problem)
 
     def first_kernels(self) -> list[Kernel]:
         """Return kernels of the warm start that fill all cores; none as long as too few spaces are enumerated.

@@ -27,8 +27,10 @@ def _candidate_values(
 
 
 def _why_unfit(problem: Conv2d | Gemm, config: Config, arch: Architecture) -> str | None:
+    if reason := CONV2D.why_unfit(problem, config, arch):
+        return reason
     error = sum_error(problem, config)
-    return CONV2D.why_unfit(problem, config, arch) or require(
+    return require(
         error <= MAX_SUM_ERROR,
         f"sums that are promoted so rarely are off by up to {error:.2%} of their spread; at most {MAX_SUM_ERROR:.2%} "
         "is allowed",

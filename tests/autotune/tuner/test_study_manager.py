@@ -7,10 +7,11 @@ from databases import LIBRARY
 from optuna.trial import TrialState
 
 from autotune.codegen import rendering
-from autotune.core import AutotuneError, architecture
+from autotune.core import AutotuneError, Deadline, architecture
 from autotune.families import Kernel, family
 from autotune.ir import parse
 from autotune.measure import timed
+from autotune.search import Space
 from autotune.tuner import Progress, Tuner, TunerOptions, pareto_candidates
 from autotune.tuner.kernel_builder import identity
 from autotune.tuner.other_launches import AGAIN
@@ -88,6 +89,27 @@ def test_of_kernels_with_some_launches_only_the_fast_ones_are_tried_again(tmp_pa
         tuner.study_manager.tell_known(device)
         [study] = tuner.study_manager.studies
     assert [trial.params for trial in study.study.trials] == [whole.values, slow.values]
+
+
+@pytest.mark.parametrize(("num_problems", "num_spaces"), [(4, 6), (9, 10), (20, 12)])
+def test_time_for_further_families_ends_before_that_for_the_first_of_each_problem(tmp_path, num_problems, num_spaces):
+    """Each space takes a second; of 60 s, 6 are for all families, and 12 as long as a problem has no space."""
+    problems = [parse(f"gemm m={8 * i} n=64 k=64 dtype=f16") for i in range(1, num_problems + 1)]
+    passed = [0.0]
+
+    class Slow(list):
+        def __iter__(self):
+            for space in super().__iter__():
+                passed[0] += 1.0
+                yield space
+
+    spaces = Slow(Space(problem, f"family {turn}", ({"a": 1},), (0.0,)) for turn in range(2) for problem in problems)
+    options = TunerOptions(SM90, "sm_90", trials=8, jobs=1)
+    with Store.create(tmp_path / "a.db") as store:
+        tuner = Tuner(store, problems, options, [], Progress(), spaces)
+        tuner.study_manager.enumerate(Deadline(60.0, 0.0, lambda: passed[0]))
+        tuner.study_manager.create_studies()
+        assert len(tuner.study_manager.studies) == num_spaces
 
 
 def test_a_kernel_that_does_not_compile_is_a_failed_trial_with_the_compilers_message(manager_and_device):
