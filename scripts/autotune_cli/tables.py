@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Group, RenderableType
@@ -142,6 +143,15 @@ def tradeoffs(store: Store, device: Device, named: Sequence[tuple[str, Problem]]
         for i, (words, values) in enumerate(pareto_candidates(store, device, problem, objectives)):
             table.add_row("" if i else name, words, *(f"{v:.4g}" for v in values))
     return table
+
+
+def failure_counts(found: list[Failure]) -> str:
+    """Return how many candidates failed, and how many of each kind."""
+    kinds = Counter[str]()
+    for one in found:
+        kinds[one.status] += one.count
+    counts = ", ".join(f"{count} {status}" for status, count in kinds.most_common())
+    return f"{kinds.total()} candidates failed ({counts})"
 
 
 def failures(found: list[Failure]) -> list[str]:

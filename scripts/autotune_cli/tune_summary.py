@@ -12,7 +12,7 @@ from autotune.ir import WHOLE, Problem, TorchCall
 from autotune.libraries import inductor
 from autotune.tuner import Tuner, TuneRequest, layer_winners, rejected_configs, unsupported_reason
 from autotune.tuner import failures as failed
-from autotune_cli.tables import failures, phases, spent, survived, total_us, tradeoffs, winners
+from autotune_cli.tables import failure_counts, failures, phases, spent, survived, total_us, tradeoffs, winners
 from autotune_cli.tune_progress import LiveProgress
 from fused_resnet.networks.se_resnet9_fixup import MODELS
 from tuning_db.schema import PlanRow
@@ -110,7 +110,7 @@ def show_gaps(console: Console, tuner: Tuner, requests: Sequence[TuneRequest], v
         for line in failures(found):
             console.print(line, highlight=False)
     elif found:
-        console.print(f"{sum(one.count for one in found)} candidates failed: --verbose says why", highlight=False)
+        console.print(f"{failure_counts(found)}: --verbose says why", highlight=False)
     show_skipped(console, tuner)
 
 
