@@ -93,6 +93,9 @@ def _candidate_values(
         return fitting if problem is None else tuple(value for value in fitting if int(value) < 2 * max(problem.c, 32))
     if problem is None:
         return parameter.values
+    given = {"filter": problem.r, "stride": problem.stride[0], "width": problem.c // problem.groups}
+    if parameter.name in given:
+        return tuple(value for value in parameter.values if value == given[parameter.name])
     if parameter.name == "rows":  # no tile is more than half empty, if a smaller one exists
         return tuple(value for value in parameter.values if int(value) < 2 * max(problem.p, 4))
     if parameter.name == "columns":
