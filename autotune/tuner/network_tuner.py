@@ -12,9 +12,8 @@ compared with it in interleaved rounds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import Any
 
 from autotune.core import NEVER, Deadline, timeline
 from autotune.ir import Network, NetworkKey, Problem
@@ -27,6 +26,7 @@ from autotune.runtime import (
     plan_for_other_batch,
     shortlist,
 )
+from autotune.tuner.copied_plans import CopiedPlan
 from autotune.tuner.library_candidates import operator_rows
 from autotune.tuner.plan_descent import ROUNDS, PlanDescent, PlanTimer
 from autotune.tuner.plan_moves import PlanState
@@ -54,19 +54,6 @@ class _KnownCandidate:
 
 _Known = dict[str, list[_KnownCandidate]]
 """The candidates of each layer by its name, the fastest alone first."""
-
-
-@dataclass(frozen=True)
-class CopiedPlan:
-    """A plan of another database whose kernels were copied.
-
-    Attributes:
-        choices: As of a plan. Layers whose kernels cannot be copied are left out, and run on their winners.
-        details: `details["alternatives"]` names the alternatives that it takes.
-    """
-
-    choices: Sequence[Mapping[str, Any]]
-    details: Mapping[str, Any]
 
 
 class _PlanRecorder:

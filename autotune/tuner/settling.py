@@ -12,8 +12,9 @@ from autotune.core import Deadline
 from autotune.ir import Network
 from autotune.measure import Worker
 from autotune.tuner.background_pool import BackgroundPool
+from autotune.tuner.copied_plans import CopiedPlan
 from autotune.tuner.finals import Finals
-from autotune.tuner.network_tuner import CopiedPlan, tune_network_plan
+from autotune.tuner.network_tuner import tune_network_plan
 from autotune.tuner.progress import Progress
 from autotune.tuner.threads import stop_until_done
 from autotune.tuner.time_breakdown import TimeBreakdown

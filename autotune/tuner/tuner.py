@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
-from typing import Any
 
 from autotune.codegen import BuildBatch, StartBatch, toolchain
 from autotune.core import NEVER, Deadline, DeviceFacts, OutOfTimeError, WorkerError, faults, paths
@@ -24,18 +23,18 @@ from autotune.core.faults import Fault
 from autotune.families import Kernel, family, serving
 from autotune.ir import Convolution, Network, Problem
 from autotune.libraries import cudnn, inductor
-from autotune.measure import Result, Worker
-from autotune.search import Schedule, Space, SpaceStudy, is_large
+from autotune.measure import Worker
+from autotune.search import Schedule, Space, is_large
 from autotune.tuner.background_pool import BackgroundPool, is_tried_beside, is_whole
+from autotune.tuner.copied_plans import CopiedPlan, copy_plan
 from autotune.tuner.device_queues import DeviceQueues
 from autotune.tuner.finals import Finals
 from autotune.tuner.foreign_kernels import ForeignKernels
 from autotune.tuner.kernel_builder import KernelBuilder
+from autotune.tuner.kernel_trials import POLL_SECONDS, KernelTrials
 from autotune.tuner.layer_weights import LayerWeights
 from autotune.tuner.library_candidates import LibraryCandidates, listing_workers, operator_rows
-from autotune.tuner.network_tuner import CopiedPlan
 from autotune.tuner.options import TunerOptions
-from autotune.tuner.other_launches import OtherLaunches
 from autotune.tuner.phases import FINALS, SEARCH, SETTLING, Phases
 from autotune.tuner.progress import Progress
 from autotune.tuner.settling import Settling
@@ -57,8 +56,6 @@ PLAN_BATCH = 1
 """cuDNN's plans that are timed between two batches of kernels; a kernel of ours is more often the fastest."""
 TRIAL_SECONDS = 0.05
 """Typical time of verifying and timing a config."""
-POLL_SECONDS = 0.05
-"""Time between two looks at the trials of other processes."""
 
 
 class Tuner:
@@ -130,10 +127,7 @@ class Tuner:
         self._beside: BackgroundPool | None = None
         self._plans: list[tuple[int, int, Problem, KernelRow]] = []  # a heap of cuDNN's plans to be timed
         self._num_plans = 0
-        self._submitted: set[tuple[SpaceStudy, Kernel]] = set()  # two studies may ask for one kernel
-        self._tried_elsewhere: list[tuple[SpaceStudy, Kernel]] = []  # trials that another process has claimed
-        self._is_large = is_large(len(self.problems), options.jobs)
-        self._other_launches = OtherLaunches()
+        self._kernel_trials: KernelTrials  # once the measuring processes have started
         self._builds_early = False
         self._missing_plan_reasons: set[str] = set()
 
@@ -198,7 +192,7 @@ class Tuner:
             with in_thread(partial(self.study_manager.enumerate, self.phases.current)) as enumerated:
                 self._start_devices(facts)
                 self._start_background_trials(processes)
-                self._try_foreign_plans()
+                self._copy_plans()
                 self.progress.stage("timing PyTorch's operators")
                 self._time_operators(self._operators_first(), self.phases.current.share(OPERATORS_SHARE))
                 self.progress.stage("enumerating configs")
@@ -210,7 +204,7 @@ class Tuner:
             schedule.run()
             self._time_operators(self.weights.sorted(), self.phases.current)
             self._finish_library_plans()
-            self._finish_tried_elsewhere()
+            self._kernel_trials.finish_tried_elsewhere()
 
     def _load_database(self) -> None:
         """Store the problems and load the kernels that exist."""
@@ -244,26 +238,23 @@ class Tuner:
         self._trials = DeviceQueues(
             self.store, self.workers, self.device, self.breakdown, self.progress, self.weights.all()
         )
+        self._kernel_trials = KernelTrials(
+            self.study_manager,
+            self.builder,
+            self.device,
+            self._trials,
+            self.time_left,
+            is_large(len(self.problems), self.options.jobs),
+        )
 
-    def _try_foreign_plans(self) -> None:
-        """Copy the plans of other databases for networks without a plan, and try the kernels of their layers."""
+    def _copy_plans(self) -> None:
+        """Copy the plans of other databases for networks that have none in this one."""
         device, trials = self._started()
         for network in self._planned:
-            found = self._foreign.plan(device.name, network.key) if self._foreign else None
-            if found is None or self.store.plan(device, network.key):
-                continue
-            self.progress.stage("trying the plans of other databases")
-            problems = {layer.name: layer.problem for layer in network.all_layers}
-            choices = [choice for choice in found.choices if choice.layer in problems]
-            self.builder.build(list(dict.fromkeys(choice.kernel for choice in choices)))
-            copied: list[Mapping[str, Any]] = []
-            for choice in choices:
-                row = self.builder.rows[choice.kernel]
-                if self.time_left():
-                    trials.submit(WantedTrial(problems[choice.layer], row, [choice.launch]))
-                named = {"layer": choice.layer, "launch": choice.launch, "us": choice.us, "overlap": choice.overlap}
-                copied.append({**named, "kernel": row.id})
-            self._copied_plans[network.key] = CopiedPlan(copied, {"alternatives": found.alternatives})
+            if self._foreign and not self.store.plan(device, network.key):
+                self.progress.stage("trying the plans of other databases")
+                plan = copy_plan(network, self._foreign, device.name, self.builder, trials, self.time_left)
+                self._copied_plans |= {network.key: plan} if plan else {}
         trials.drain()
 
     def _build_early(self) -> None:
@@ -319,17 +310,6 @@ class Tuner:
         problems = self.weights.sorted()
         pool = BackgroundPool(self.store, device, self.options, self.workers, self.progress, problems, self.networks)
         self._beside = processes.enter_context(pool)
-
-    def _finish_tried_elsewhere(self) -> None:
-        """Wait for the trials that other processes claimed; take over those of a process that died."""
-        _, trials = self._started()
-        while self._tried_elsewhere and self.time_left():
-            again, self._tried_elsewhere = self._tried_elsewhere, []
-            for study, kernel in again:
-                self._submit(study, kernel)
-            trials.drain()
-            if self._tried_elsewhere:
-                time.sleep(POLL_SECONDS)
 
     def _time_finalists(self) -> Finals:
         """Time the finalists of all problems, the heaviest first, as far as there is time."""
@@ -416,7 +396,7 @@ class Tuner:
         """Return kernels that became ready. Try some of cuDNN's plans, and all that there is time for while waiting."""
         if self._beside:
             self._beside.advance()
-        self._other_launches.advance(OTHER_LAUNCHES_BATCH)
+        self._kernel_trials.try_other_launches(OTHER_LAUNCHES_BATCH)
         self._collect_library_plans()
         self._try_library_plans(PLAN_BATCH)
         while not (ready := self.builder.ready(wait and not self._plans, self.phases.current)):
@@ -431,13 +411,7 @@ class Tuner:
         All launch values are tried; in a large run first one, and the others later if that was not slow. Trials that
         another process has claimed are left to it; their results are read at the end of the search.
         """
-        for kernel in kernels:
-            for study in self.study_manager.studies_of(kernel):
-                if study.wants(kernel.values) and (study, kernel) not in self._submitted:
-                    if not self.time_left():
-                        return
-                    self._submit(study, kernel)
-                    self._submitted.add((study, kernel))
+        self._kernel_trials.measure(kernels)
 
     def wait(self) -> None:
         """Wait a moment, in which a trial may end."""
@@ -446,7 +420,7 @@ class Tuner:
     def finish(self) -> bool:
         """Record what is still being measured and tell the studies; return whether there was anything."""
         _, trials = self._started()
-        drained, waited = trials.drain(), self.time_left() and self._other_launches.advance()
+        drained, waited = trials.drain(), self.time_left() and self._kernel_trials.try_other_launches()
         return drained or waited
 
     # -- helpers ---------------------------------------------------------------------------------------------
@@ -455,42 +429,6 @@ class Tuner:
         """Return the device and its trials; both exist once the measuring processes have started."""
         assert self.device and self._trials
         return self.device, self._trials
-
-    def _submit(self, study: SpaceStudy, kernel: Kernel) -> None:
-        """Try the untried launches of a kernel on a study's problem, later if another process is trying it."""
-        device, trials = self._started()
-        problem, row = study.space.problem, self.builder.rows[kernel]
-        launches = self.study_manager.launches(problem, kernel)
-        first = launches[:1] if self._is_large else launches
-
-        def submit(some: Sequence[Mapping[str, int]], on_done: Callable[[list[Result]], None]) -> None:
-            trials.submit(
-                WantedTrial(
-                    problem,
-                    row,
-                    some,
-                    take_build_seconds=partial(self.builder.take_seconds, kernel),
-                    on_done=on_done,
-                    on_elsewhere=partial(self._tried_elsewhere.append, (study, kernel)),
-                )
-            )
-
-        def tell(tried: Sequence[Mapping[str, int]], results: Sequence[Result]) -> None:
-            all_new = len(results) == len(tried)
-            recorded = [] if all_new else self.study_manager.recorded(device, problem, row)
-            self.study_manager.tell_measured(study, kernel, [*recorded, *results])
-
-        def tell_or_go_on(results: list[Result]) -> None:
-            try_others = partial(submit, launches, lambda others: tell(launches, [*results, *others]))
-            if not results:  # the first launch was tried in an earlier run, which was ended before the others
-                try_others()
-            elif us := results[0].median_us:
-                leave = partial(tell, first, results)
-                self._other_launches.add(study, us, try_others=try_others, leave=leave)
-            else:
-                tell(first, results)
-
-        submit(first, tell_or_go_on if len(first) < len(launches) else partial(tell, launches))
 
     def _tell_failure(self, kernel: Kernel) -> None:
         self.study_manager.tell_failure(kernel)

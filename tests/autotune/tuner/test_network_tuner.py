@@ -30,7 +30,8 @@ from autotune.ir import (
 )
 from autotune.measure import Result
 from autotune.runtime.selection import select
-from autotune.tuner.network_tuner import CopiedPlan, tune_network_plan
+from autotune.tuner.copied_plans import CopiedPlan
+from autotune.tuner.network_tuner import tune_network_plan
 from autotune.tuner.plan_descent import MAX_TIME_RATIO
 from autotune.tuner.untimed_inductor import prefer_untimed
 from autotune_cli.tune_summary import outcome_text, plan_text
