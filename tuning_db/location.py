@@ -76,6 +76,7 @@ def schema_of(path: Path) -> int | None:
     if header != b"SQLite format 3\0":
         raise DatabaseError(f"{path} is not a tuning database: it is not an SQLite file")
     with explained(str(path)), closing(connect(path)) as connection:
+        connection.execute("BEGIN")  # one state of the file, which another process may be making
         application = connection.execute("PRAGMA application_id").fetchone()[0]
         version = int(connection.execute("PRAGMA user_version").fetchone()[0])
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]

@@ -9,6 +9,7 @@ import sys
 import time
 import zlib
 from contextlib import closing, contextmanager
+from threading import Thread
 
 import pytest
 import sqlalchemy as sa
@@ -16,7 +17,7 @@ from processes import HANG
 from repository import ROOT
 
 from tuning_db import DatabaseError, Store, ranking
-from tuning_db.location import APPLICATION_ID, SCHEMA_VERSION
+from tuning_db.location import APPLICATION_ID, SCHEMA_VERSION, schema_of
 from tuning_db.schema import ProblemRow
 
 CONV = "conv2d n=1 h=4 w=4 c=8 k=8 r=1 s=1 stride=1,1 pad=0,0 dilation=1,1 groups=1 dtype=f32 epilogue=none"
@@ -383,6 +384,26 @@ def test_two_writers_at_once_lose_nothing(path):
         assert connection.execute("SELECT count(*) FROM device").fetchone() == (1,)
         assert connection.execute("SELECT count(*) FROM library").fetchone() == (count,)
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_file_that_is_being_made_is_no_other_file(tmp_path):
+    """A check that reads the file in several states refuses about half of these."""
+    found = []
+
+    def watch(path):
+        try:
+            while not (path.exists() and path.stat().st_size) or schema_of(path) is None:
+                pass
+        except DatabaseError as error:
+            found.append(error)
+
+    for number in range(20):
+        path = tmp_path / f"{number}.db"
+        watching = Thread(target=watch, args=(path,))
+        watching.start()
+        Store.create(path).close()
+        watching.join()
+    assert not found
 
 
 def test_a_reader_sees_a_writers_rows_while_it_writes(path):
