@@ -53,6 +53,12 @@ PROBLEMS = {
         "conv2d_wgrad n=2 h=9 w=10 c=12 k=20 r=3 s=3 stride=2,2 pad=1,1 dtype={} epilogue=add_scalar,bias",
         "conv2d_wgrad n=3 h=21 w=20 c=3 k=10 r=3 s=3 pad=1,1 dtype={} epilogue=none",
     ],
+    "sm90_conv2d_wgrad": [
+        "conv2d_wgrad n=7 h=13 w=9 c=64 k=72 r=3 s=3 pad=1,1 dtype={} epilogue=none",
+        "conv2d_wgrad n=5 h=16 w=12 c=48 k=64 r=3 s=3 stride=2,2 pad=1,1 dtype={} epilogue=none",
+        "conv2d_wgrad n=9 h=8 w=8 c=64 k=128 dtype={} epilogue=none",
+        "conv2d_wgrad n=33 h=4 w=4 c=128 k=64 r=3 s=3 pad=1,1 dtype={} epilogue=none",
+    ],
     "cuda_conv2d": [
         "conv2d n=3 h=13 w=9 c=72 k=40 r=3 s=3 pad=1,1 dtype={} epilogue=add_scalar,relu,add_scalar",
         "conv2d n=2 h=17 w=24 c=136 k=96 r=3 s=3 stride=2 pad=1 dtype={} epilogue=bias,silu,add,scale,store,tanh",

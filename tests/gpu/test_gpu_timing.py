@@ -52,5 +52,5 @@ def test_mistakes_are_shown_for_what_they_are():
         times[name] = float(re.search(rf"^{name}\s+([\d.]+)", done.stdout, re.MULTILINE)[1])
     right = times["ours, resident"]
     assert times["no warm-up"] > 2 * right
-    assert times["no synchronize before"] > 10 * right
+    assert times["no synchronize before"] > 2 * right
     assert abs(times["no synchronize after"] / times["neither"] - 1) < 1, "both see the launch alone"
