@@ -214,12 +214,12 @@ def test_kernels_in_e4m3_have_the_schedules_of_bytes():
 def test_sums_that_are_too_inexact_are_promoted():
     config = SMALL | {"tile_k": 128, "promote": 0}
     few, many = (parse(f"conv2d n=8 h=7 w=7 c={c} k=64 r=3 s=3 pad=1 dtype=e4m3") for c in (512, 1024))
-    assert sum_error(few, config) == 148 * 2**-13 and sum_error(many, config) == 292 * 2**-13 > MAX_SUM_ERROR
-    assert sum_error(many, config | {"promote": 2}) == pytest.approx((4 + (288 * 8) ** 0.5) * 2**-13)
-    assert sum_error(many, config | {"slices": 4}) == pytest.approx(148 * 2**-13)
+    assert sum_error(few, config) == 152 * 2**-12 and sum_error(many, config) == 296 * 2**-12 > MAX_SUM_ERROR
+    assert sum_error(many, config | {"promote": 2}) == pytest.approx((8 + (288 * 8) ** 0.5) * 2**-12)
+    assert sum_error(many, config | {"slices": 4}) == pytest.approx(152 * 2**-12)
     assert sum_error(many, {}) == 0, "other kernels sum in float32"
     assert E4M3.why_unfit(few, config, SM90) is None
-    assert E4M3.why_unfit(many, config, SM90).startswith("sums that are promoted so rarely are off by up to 3.56%")
+    assert E4M3.why_unfit(many, config, SM90).startswith("sums that are promoted so rarely are off by up to 7.23%")
     assert all(E4M3.why_unfit(many, config | {"promote": often}, SM90) is None for often in (1, 2, 4))
     slow, fast = (E4M3.cost(few, config | {"promote": often}, SM90) for often in (1, 0))
     assert slow > fast
