@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.families import Kernel
 from autotune.ir import Network
 from autotune.tuner.device_queues import DeviceQueues
-from autotune.tuner.foreign_kernels import ForeignKernels
 from autotune.tuner.kernel_builder import KernelBuilder
 from autotune.tuner.trial_queue import WantedTrial
+from tuning_db import protocols
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,9 @@ class CopiedPlan:
     """A plan of another database whose kernels were copied.
 
     Attributes:
-        choices: As of a plan. Layers whose kernels cannot be copied are left out, and run on their winners.
-        details: `details["alternatives"]` names the alternatives that it takes.
+        choices: As of a plan. Layers whose kernels cannot be copied, such as operators of torch, are left out, and run
+            on their winners.
+        details: Those of the plan: `details["alternatives"]` names the alternatives that it takes.
     """
 
     choices: Sequence[Mapping[str, Any]]
@@ -28,36 +30,29 @@ class CopiedPlan:
 
 def copy_plan(
     network: Network,
-    foreign: ForeignKernels,
-    device: str,
+    plan: protocols.Plan,
+    kernels: Mapping[int, Kernel],
     builder: KernelBuilder,
     trials: DeviceQueues,
     time_left: Callable[[], bool],
-) -> CopiedPlan | None:
-    """Copy the kernels of the plan that another database has for a network, and try them on their layers' problems.
+) -> CopiedPlan:
+    """Copy the kernels of another database's plan for a network, and try them on their layers' problems.
 
     Args:
         network: The network.
-        foreign: The other databases.
-        device: Name of the device.
+        plan: The plan.
+        kernels: The kernels that can be copied, by their ids in the plan.
         builder: Copies the kernels.
         trials: Receives the trials.
         time_left: Returns whether more may be tried.
-
-    Returns:
-        The plan; None if no other database has one.
     """
-    found = foreign.plan(device, network.key)
-    if found is None:
-        return None
     problems = {layer.name: layer.problem for layer in network.all_layers}
-    choices = [choice for choice in found.choices if choice.layer in problems]
-    builder.build(list(dict.fromkeys(choice.kernel for choice in choices)))
+    choices = [one for one in plan.choices if one["layer"] in problems and one["kernel"] in kernels]
+    builder.build(list(dict.fromkeys(kernels[one["kernel"]] for one in choices)))
     copied: list[Mapping[str, Any]] = []
-    for choice in choices:
-        row = builder.rows[choice.kernel]
+    for one in choices:
+        row = builder.rows[kernels[one["kernel"]]]
         if time_left():
-            trials.submit(WantedTrial(problems[choice.layer], row, [choice.launch]))
-        named = {"layer": choice.layer, "launch": choice.launch, "us": choice.us, "overlap": choice.overlap}
-        copied.append({**named, "kernel": row.id})
-    return CopiedPlan(copied, {"alternatives": found.alternatives})
+            trials.submit(WantedTrial(problems[one["layer"]], row, [one["launch"]]))
+        copied.append({**one, "kernel": row.id})
+    return CopiedPlan(copied, plan.details)

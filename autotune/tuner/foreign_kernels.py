@@ -40,31 +40,6 @@ class ForeignKernel:
         return self.database.binary(self.library), self.database.build_facts(self.library)
 
 
-@dataclass(frozen=True)
-class ForeignChoice:
-    """A layer's kernel in a plan of another database; attributes as the choices of a plan (docs/reference)."""
-
-    layer: str
-    kernel: Kernel
-    launch: Mapping[str, int]
-    us: float | None
-    overlap: bool
-
-
-@dataclass(frozen=True)
-class ForeignPlan:
-    """A network's plan in another database.
-
-    Attributes:
-        choices: The choices, in the order in which the layers run, apart from those of kernels that cannot be copied:
-            libraries' operators, and kernels whose source has changed.
-        alternatives: Names of the alternatives that it takes.
-    """
-
-    choices: tuple[ForeignChoice, ...]
-    alternatives: tuple[str, ...]
-
-
 class ForeignKernels:
     """The kernels of some databases for one target whose source is the present one. It is a context manager.
 
@@ -97,18 +72,17 @@ class ForeignKernels:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def plan(self, device: str, network: str) -> ForeignPlan | None:
-        """Return the plan of a network for a device of the same name, of the first database that has one."""
+    def plan(self, device: str, network: str) -> tuple[protocols.Plan, Mapping[int, Kernel]] | None:
+        """Return the plan of a network for a device of the same name, of the first database that has one.
+
+        Returns:
+            The plan, and those kernels of its database that can be copied, by their ids there.
+        """
         for database, current in self._databases:
             row = database.device(device)
             plan = database.plan(row, network) if row else None
             if plan:
-                choices = [
-                    ForeignChoice(one["layer"], current[one["kernel"]], one["launch"], one["us"], one["overlap"])
-                    for one in plan.choices
-                    if one["kernel"] in current
-                ]
-                return ForeignPlan(tuple(choices), tuple(plan.details.get("alternatives", ())))
+                return plan, current
         return None
 
     def _read(self, database: Reader, target: str) -> None:

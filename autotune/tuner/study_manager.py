@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice, zip_longest
 
 from autotune.codegen import kernels_per_unit
@@ -185,27 +185,36 @@ class StudyManager:
                 kernel: [] for kernel, row in self._builder.rows.items() if row.error and space.contains(kernel)
             }
             errors = {kernel: row.error for kernel, row in self._builder.rows.items() if kernel in known}
-            tried: dict[Kernel, set[str]] = {}
             for row in measured:
                 if row.kernel_id in kernel_by_id and space.contains(kernel_by_id[row.kernel_id]):
                     kernel = kernel_by_id[row.kernel_id]
-                    tried.setdefault(kernel, set()).add(launch_text(row.launch))
                     known.setdefault(kernel, []).append(row)
                     errors[kernel] = errors.get(kernel) or row.error
             outdated = self._outdated_configs(space, [row for row in measured if row.kernel_id not in kernel_by_id])
             study.enqueue([*outdated, *self._reusable_configs(space)])
-            launches = {kernel: [*map(launch_text, self.launches(space.problem, kernel))] for kernel in tried}
-            firsts: dict[Kernel, float] = {}  # -> microseconds of the first launch, from its trial or from the finals
-            for kernel in tried:
-                for row in known[kernel]:
-                    if row.median_us and launches[kernel] and launch_text(row.launch) == launches[kernel][0]:
-                        firsts[kernel] = min(row.median_us, firsts.get(kernel, math.inf))
-            slow_us = AGAIN * min(firsts.values(), default=math.inf)
+            unfinished = self._unfinished(space.problem, known)
             for kernel, rows in known.items():
-                # A kernel of which only some launches were tried is tried again, unless the first one was slow.
-                is_slow = firsts.get(kernel, 0.0) > slow_us
-                if kernel not in tried or is_slow or tried[kernel].issuperset(launches[kernel]):
+                if kernel not in unfinished:
                     self._tell(study, kernel, rows, errors[kernel])
+
+    def _unfinished(self, problem: Problem, known: Mapping[Kernel, Sequence[Measurement]]) -> set[Kernel]:
+        """Return the kernels that are tried again: those with launches that were not tried, unless the first was slow.
+
+        Args:
+            problem: The problem.
+            known: The trials of each kernel on it.
+        """
+        first_us: dict[Kernel, float] = {}
+        missing: list[Kernel] = []
+        for kernel, rows in known.items():
+            launches = [launch_text(launch) for launch in self.launches(problem, kernel)] if rows else []
+            if not {launch_text(row.launch) for row in rows}.issuperset(launches):
+                missing.append(kernel)
+            times = [row.median_us for row in rows if row.median_us and launch_text(row.launch) in launches[:1]]
+            if times:
+                first_us[kernel] = min(times)
+        slow_us = AGAIN * min(first_us.values(), default=math.inf)
+        return {kernel for kernel in missing if first_us.get(kernel, 0.0) <= slow_us}
 
     def tell_measured(self, study: SpaceStudy, kernel: Kernel, trials: Sequence[Result | Measurement]) -> None:
         """Tell a study the best of a kernel's trials, or why all of them failed."""

@@ -251,10 +251,10 @@ class Tuner:
         """Copy the plans of other databases for networks that have none in this one."""
         device, trials = self._started()
         for network in self._planned:
-            if self._foreign and not self.store.plan(device, network.key):
+            found = self._foreign.plan(device.name, network.key) if self._foreign else None
+            if found and not self.store.plan(device, network.key):
                 self.progress.stage("trying the plans of other databases")
-                plan = copy_plan(network, self._foreign, device.name, self.builder, trials, self.time_left)
-                self._copied_plans |= {network.key: plan} if plan else {}
+                self._copied_plans[network.key] = copy_plan(network, *found, self.builder, trials, self.time_left)
         trials.drain()
 
     def _build_early(self) -> None:
