@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from autotune.ir import BYTE_FORMATS, MAX_PRODUCTS
+
 Rules = Iterator[str | None]
 """The results of `require`, in an order in which each may rely on those before it."""
 
@@ -16,6 +18,15 @@ def require(holds: object, requirement: str) -> str | None:
         requirement: What must hold, in plain words, such as "c must be a multiple of 8".
     """
     return None if holds else requirement
+
+
+def require_no_overflow(dtype: str, products: int) -> str | None:
+    """Require that no sum of a convolution overflows. products: those of a sum, r*s*c of a group."""
+    form = BYTE_FORMATS.get(dtype)
+    return require(
+        form is None or not form.overflows(products),
+        f"r*s*c must be less than {MAX_PRODUCTS} in {dtype}, so that no sum overflows int32",
+    )
 
 
 def first_unmet(rules: Iterable[str | None]) -> str | None:

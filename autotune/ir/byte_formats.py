@@ -42,6 +42,10 @@ class ByteFormat:
     constants: tuple[str, str]
     nearest: Callable[[torch.Tensor], torch.Tensor]
 
+    def overflows(self, products: int) -> bool:
+        """Return whether a sum of so many products could overflow."""
+        return self.products is not None and products >= self.products
+
     def rounded(self, values: torch.Tensor) -> torch.Tensor:
         """Return the nearest numbers of the format in the dtype of the values, ties to even; kernels store these."""
         return self.nearest(values.clamp(*self.range))

@@ -122,7 +122,7 @@ def _why_unfit(layer: Layer, form: ByteFormat) -> str | None:
         return "depthwise: bound by memory, not by arithmetic"
     if c % GRANULE or k % GRANULE:
         return f"its channels (per group) are not multiples of {GRANULE}"
-    if form.products is not None and conv.r * conv.s * c >= form.products:
+    if form.overflows(conv.r * conv.s * c):
         return "its sums could overflow int32"
     changes = sum(step.name not in KEEP_SCALE | DIVIDED for step in chain.steps)
     if not _tensors_fit(chain):

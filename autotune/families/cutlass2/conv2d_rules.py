@@ -6,8 +6,8 @@ from autotune.core import Architecture
 from autotune.families.base import Config
 from autotune.families.cutlass2.tile import BITS, ThreadblockTile, require_addressable, tile_of
 from autotune.families.cutlass2.tile_rules import why_illegal
-from autotune.families.rules import Rules, first_unmet, require
-from autotune.ir import MAX_PRODUCTS, Conv2d, Gemm
+from autotune.families.rules import Rules, first_unmet, require, require_no_overflow
+from autotune.ir import Conv2d, Gemm
 
 FLAT = ("fixed_channels", "few_channels")
 """Iterators whose steps run over r*s*c as a whole instead of over c for each (r, s)."""
@@ -29,11 +29,7 @@ def why_unsupported(problem: Conv2d | Gemm) -> str | None:
 def _problem_rules(conv: Conv2d) -> Rules:
     yield require(conv.groups == 1 or conv.c != conv.groups, "groups must have more than one input channel")
     yield require(conv.groups == 1 or conv.dtype != "f32", "groups must be 1 in f32: grouped kernels use tensor cores")
-    products = conv.r * conv.s * conv.c // conv.groups
-    yield require(
-        conv.dtype != "s8" or products < MAX_PRODUCTS,
-        f"r*s*c must be less than {MAX_PRODUCTS} in s8, so that no sum overflows int32",
-    )
+    yield require_no_overflow(conv.dtype, conv.r * conv.s * conv.c // conv.groups)
     yield require_addressable(conv)
 
 

@@ -7,13 +7,12 @@ templates/sm90/conv2d/conv2d.cuh.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 from autotune.core import Architecture, ceil_div
 from autotune.families import se_gate
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
-from autotune.families.rules import Rules, first_unmet, require
+from autotune.families.rules import Rules, first_unmet, require, require_no_overflow
 from autotune.families.sm90.conv2d_launches import LAUNCH_PARAMETERS, columns_fit, launches, steps_fit
 from autotune.families.sm90.conv2d_loads import (
     MERGED,
@@ -27,7 +26,7 @@ from autotune.families.sm90.conv2d_loads import (
     products_a_tile,
 )
 from autotune.families.sm90.conv2d_shape import ROW_BYTES, Conv2dShape, why_illegal
-from autotune.ir import BYTE_FORMATS, DTYPES, MAP_ELEMENTS, Conv2d, Conv2dSe, FoldedSe, Gemm
+from autotune.ir import DTYPES, MAP_ELEMENTS, Conv2d, Conv2dSe, FoldedSe, Gemm
 
 # Limits of TMA's im2col mode for tensors of rank 4: CUDA Driver API, cuTensorMapEncodeIm2col.
 _MAX_CORNER, _MAX_OFFSET, _MAX_STRIDE = 128, 255, 8
@@ -71,12 +70,7 @@ def _problem_rules(problem: Conv) -> Rules:
     )
     granule = 16 // DTYPES[problem.dtype].itemsize  # TMA's strides are multiples of 16 bytes
     yield require(problem.c % granule == 0 and problem.k % granule == 0, f"c and k must be multiples of {granule}")
-    form = BYTE_FORMATS.get(problem.dtype)
-    most: float = form.products if form and form.products else math.inf
-    yield require(
-        problem.r * problem.s * group_channels(problem) < most,
-        f"r*s*c must be less than {most} in {problem.dtype}, so that no sum overflows int32",
-    )
+    yield require_no_overflow(problem.dtype, problem.r * problem.s * group_channels(problem))
     reach = [d * (extent - 1) for d, extent in zip(problem.dilation, (problem.r, problem.s), strict=True)]
     corner = max(*problem.pad, max(reach) - min(problem.pad))
     yield require(

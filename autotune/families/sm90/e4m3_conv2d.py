@@ -8,25 +8,27 @@ a problem. It is a family of its own because a parameter of sm90_conv2d would be
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from autotune.core import Architecture
-from autotune.families.base import Config, Family, Parameter, Value
+from autotune.families.base import Config, Parameter, Value
 from autotune.families.rules import require
 from autotune.families.sm90.conv2d import FAMILY as CONV2D
+from autotune.families.sm90.conv2d_loads import Solved
 from autotune.ir import MAX_SUM_ERROR, Conv2d, Gemm, sum_error
 
 PROMOTE = Parameter("promote", (0, 1, 2, 4), "steps after which float32 registers take over the sums; 0: never")
 
 
 def _candidate_values(
-    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Conv2d | Gemm | None
+    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Solved | None
 ) -> Sequence[Value]:
     if parameter is PROMOTE:
         return parameter.values
     return CONV2D.candidate_values(parameter, chosen, arch, dtype, problem)
 
 
-def _why_unfit(problem: Conv2d | Gemm, config: Config, arch: Architecture) -> str | None:
+def _why_unfit(problem: Solved, config: Config, arch: Architecture) -> str | None:
     if reason := CONV2D.why_unfit(problem, config, arch):
         return reason
     error = sum_error(problem, config)
@@ -41,23 +43,13 @@ def _label(config: Config) -> str:
     return f"{CONV2D.label(config)} promote{config['promote']}" if config["promote"] else CONV2D.label(config)
 
 
-FAMILY = Family[Conv2d | Gemm](
+FAMILY = replace(
+    CONV2D,
     name="sm90_e4m3_conv2d",
     operator=(Conv2d, Gemm),
-    kind=CONV2D.kind,
-    template=CONV2D.template,
-    architectures=CONV2D.architectures,
     dtypes=("e4m3",),
     parameters=(*CONV2D.parameters, PROMOTE),
-    launch_parameters=CONV2D.launch_parameters,
-    why_illegal=CONV2D.why_illegal,
     candidate_values=_candidate_values,
-    why_unsupported=CONV2D.why_unsupported,
     why_unfit=_why_unfit,
-    launches=CONV2D.launches,
-    cost=CONV2D.cost,
-    context=CONV2D.context,
     label=_label,
-    weight_layouts=CONV2D.weight_layouts,
-    compile_seconds=CONV2D.compile_seconds,
 )
