@@ -2,8 +2,8 @@
 
 A kernel's value before its last rounding may differ from the exact value by an allowance. Rounding is monotonic, so a
 right byte lies between the roundings of (exact value - allowance) and (exact value + allowance). Where both are the
-same number no other is accepted; e4m3 numbers are 6 to 12 % apart, and
-the allowance is 0.002 % of a value, or up to 3.1 % where tensor cores round the sums.
+same number no other is accepted. Numbers of e4m3 are 6 to 12 % apart, and the allowance is 0.002 % of a value, or up to
+6.3 % where tensor cores round the sums.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def nominal(form: ByteFormat, of_sums: float) -> float:
 
 
 def allowance(form: ByteFormat, expected: torch.Tensor, of_sums: float) -> torch.Tensor:
-    """Return how far each value may be off before it is rounded.
+    """Return how far each value may be off before it is rounded; one number if it is the same for all.
 
     Args:
         form: The format of the result.
@@ -34,7 +34,7 @@ def allowance(form: ByteFormat, expected: torch.Tensor, of_sums: float) -> torch
         of_sums: What `ir.sum_error` returned.
     """
     if form is S8:
-        return torch.full_like(expected, nominal(form, of_sums))
+        return expected.new_tensor(nominal(form, of_sums))
     # A channel with a large scale has large errors, also where a value is small by chance.
     whole, channels = expected.square().mean().sqrt(), expected.square().flatten(0, -2).mean(0).sqrt()
     return nominal(form, of_sums) * (expected.abs() + channels.clamp_min(whole))

@@ -64,7 +64,7 @@ def energy_uj(
     return None
 
 
-def reserved_bytes(device: torch.device) -> tuple[int, int]:
+def allocator_bytes(device: torch.device) -> tuple[int, int]:
     """Return the bytes of a GPU that torch's allocator has reserved, and how many of them tensors take."""
     statistics = torch.cuda.memory_stats_as_nested_dict(device)  # memory_reserved sorts all 200 of them first
     reserved, allocated = (int(statistics[f"{kind}_bytes"]["all"]["current"]) for kind in ("reserved", "allocated"))
@@ -79,7 +79,7 @@ def memory_bytes(device: torch.device) -> int:
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        return int(total - free - reserved_bytes(device)[0])
+        return int(total - free - allocator_bytes(device)[0])
     return int(psutil.Process().memory_info().data) - _malloc_free_bytes()
 
 

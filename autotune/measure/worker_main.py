@@ -38,7 +38,7 @@ from autotune.measure.protocol import (
     Request,
     TrialRequest,
 )
-from autotune.measure.resources import reserved_bytes
+from autotune.measure.resources import allocator_bytes
 from autotune.measure.result import Result
 from autotune.measure.timers import Timing
 
@@ -136,7 +136,7 @@ class _Server:
     def free_unused_memory(self) -> None:
         """Free what torch keeps for reuse if that is much of a GPU's memory."""
         if self._device.type == "cuda":
-            reserved, allocated = reserved_bytes(self._device)
+            reserved, allocated = allocator_bytes(self._device)
             if reserved - allocated > _UNUSED_GPU_SHARE * self._memory:
                 torch.cuda.empty_cache()
 

@@ -31,7 +31,7 @@ measures something for every layer."""
 MANY_PROBLEMS = 4
 """Problems for each compiler from which a run counts as large: compilers then take long to reach all problems."""
 REUSED_RANK = 24
-"""Configs with the lowest costs among which the first question of a study in a large run looks for existing kernels."""
+"""Configs with the lowest costs among which the first questions of a study in a large run look for existing kernels."""
 FIRST_BATCH = 1
 """Configs of the first question of a study in a large run: first each problem needs a kernel."""
 MIN_WEIGHT = 0.05

@@ -7,7 +7,7 @@ from autotune.ir import E4M3, parse, sum_error
 
 
 def added(products: torch.Tensor, steps: int) -> torch.Tensor:
-    """Sums of products (sums, steps, 32); float64 takes over the sums after every so many steps."""
+    """Add products (sums, steps, 32) as tensor cores do; float64 takes over a sum after each `steps` steps."""
     whole, part = torch.zeros(2, len(products), dtype=torch.float64)
     for step in range(products.shape[1]):
         if step % steps == 0:
