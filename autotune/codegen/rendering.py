@@ -21,7 +21,7 @@ CPP_TYPES = {
     **{"f32": "float", "f16": "at::half", "bf16": "at::bfloat16", "tf32": "float", "s8": "signed char"},
     **{"e4m3": "at::e4m3"},
 }
-_DEVICE_HEADERS = {"at::e4m3": "common/e4m3.cuh"}
+_DEVICE_HEADERS = {"at::e4m3": "common/e4m3.cuh", "signed char": "common/s8.cuh"}
 """C++ type -> its header, which only units with that type include: units without it keep their digests."""
 
 

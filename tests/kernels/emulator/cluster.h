@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <bitset>
+#include <climits>
 #include <cmath>
 #include <csetjmp>
 #include <cstdio>

@@ -154,7 +154,16 @@ inline int __float_as_int(float value) {
   std::memcpy(&bits, &value, sizeof bits);
   return bits;
 }
-#define __float2int_rn (int)std::lrint
+inline float __uint_as_float(uint32_t bits) { return __int_as_float((int)bits); }
+inline int __float2int_rn(float v) {
+  return v != v ? 0 : v >= 2147483648.f ? INT_MAX : v < -2147483648.f ? INT_MIN : (int)std::lrint(v);
+}
+inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
+  const uint64_t bytes = (uint64_t)high << 32 | low;
+  uint32_t chosen = 0;
+  for (int i = 0; i < 4; ++i) chosen |= (uint32_t)(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  return chosen;
+}
 #define __cvta_generic_to_shared(p) emu::shared_address(p)
 using std::max;
 using std::min;
