@@ -53,7 +53,7 @@ CONVOLUTIONS = [
 PROBLEMS = [
     *OF_BYTES,
     *(text.replace("s8", "e4m3").replace("n=72", "n=80").replace("n=1000", "n=1008") for text in OF_BYTES),
-    "cast n=3 h=5 w=7 c=48 result=e4m3 dtype=s8",
+    "cast n=3 h=5 w=7 c=48 result=e4m3 dtype=s8 epilogue=mul_scalar",
     *CONVOLUTIONS,
     "gemm m=37 n=72 k=304 dtype=tf32 epilogue=bias,relu",
     "gemm m=5 n=10 k=64 dtype=f32 epilogue=bias",
