@@ -21,6 +21,7 @@ from autotune.ir.problem import (
     ExpandDepthwise,
     Gemm,
     Piece,
+    PointwisePair,
     Problem,
     SeGates,
     SeTail,
@@ -58,6 +59,49 @@ def fuse_expand(expand: Layer, depthwise: Layer, name: str) -> Layer:
     _add_arguments(old, problem.epilogue.arguments, buffers, weights)
     scalars = (*expand.scalars, *depthwise.scalars)
     return Layer(name, problem, buffers, weights, scalars)
+
+
+def fuse_pair(first: Layer, second: Layer, name: str, keep: bool) -> Layer | None:
+    """Return two 1x1 convolutions or linear layers, the second of which reads the first one's result, as one layer.
+
+    None if one layer cannot have all the tensors, scalars and steps of the two.
+
+    Args:
+        first: The first.
+        second: The second.
+        name: Name of the layer.
+        keep: Whether it also writes the tensor between them, for other readers.
+    """
+    product, other = _as_convolution(first), _as_convolution(second)
+    old = [(first, argument) for argument in product.epilogue.arguments]
+    chain = product.epilogue.names
+    if keep:
+        (written,) = Epilogue(("store",)).arguments
+        old.append((dataclasses.replace(first, buffers={written.name: first.buffers["y"]}), written))
+        chain = (*chain, "store")
+    old += [(second, argument) for argument in other.epilogue.arguments]
+    sizes = {size: getattr(product, size) for size in ("n", "h", "w", "c", "dtype")}
+    joint = Epilogue((*chain, "conv", *other.epilogue.names))
+    try:
+        problem = PointwisePair(**sizes, hidden=product.k, k=other.k, epilogue=joint)
+    except ProblemError:
+        return None
+    buffers = {"x": first.buffers["x"], "y": second.buffers["y"]}
+    weights: dict[str, ConstantSource] = {
+        f"weight{i}": ConstantExpr("as_filter", (layer.weights["weight"],))
+        if isinstance(layer.problem, Gemm)
+        else layer.weights["weight"]
+        for i, layer in enumerate((first, second), 1)
+    }
+    _add_arguments(old, problem.epilogue.arguments, buffers, weights)
+    return Layer(name, problem, buffers, weights, (*first.scalars, *second.scalars))
+
+
+def _as_convolution(layer: Layer) -> Conv2d:
+    """Return a 1x1 convolution, or that which computes the same as a linear layer."""
+    problem = layer.problem
+    assert isinstance(problem, Conv2d | Gemm)
+    return problem.as_conv2d if isinstance(problem, Gemm) else problem
 
 
 def fuse_concat(concat: Layer, conv: Layer, name: str) -> Layer | None:

@@ -9,6 +9,7 @@
   reads them.
 - `wgmma`: krsc with the output channels in the order of wgmma's accumulator columns, see `_wgmma`.
 - `wgmma<M>`, such as `wgmma8`: the same with each M groups merged into one, with zeros between them.
+- `wgmma_pair`: the same with the input channels in that order, too, see `_wgmma_pair`.
 - `wgmma_patch`: the second operand of a wgmma whose first is in registers, see `_wgmma_patch`.
 - `mma`: the second operand of mma.m16n8k16 in registers, see `_mma`.
 """
@@ -47,7 +48,7 @@ def pack_weight(weight: torch.Tensor, layout: str, groups: int = 1) -> torch.Ten
     if match := re.fullmatch(r"c([1-9]\d*)", layout):
         return _blocked_inputs(weight, groups, int(match[1])).contiguous()
     raise ValueError(
-        f"unknown weight layout '{layout}': choose kcrs, krsc, rsck, wgmma, wgmma_patch, mma, "
+        f"unknown weight layout '{layout}': choose kcrs, krsc, rsck, wgmma, wgmma_pair, wgmma_patch, mma, "
         "k or c and the size of a block (k32), or wgmma and the number of groups that are merged (wgmma8)"
     )
 
@@ -125,6 +126,18 @@ def _wgmma(weight: torch.Tensor) -> torch.Tensor:
     return rearrange(padded, "(block t g e) c r s -> block g t e r s c", t=4, g=4, e=2)
 
 
+def _wgmma_pair(weight: torch.Tensor) -> torch.Tensor:
+    """Return the weight of a convolution whose input channels are a wgmma's results, in registers.
+
+    Rounded to two bytes, a thread's accumulators of 16 columns are its part of another wgmma's first operand, as they
+    are. So the input channels, padded with zeros to a multiple of 32, are in the columns' order, which is that of the
+    output channels in `_wgmma`.
+    """
+    rows = _wgmma(_padded(weight, 1, _CHANNEL_BLOCK))
+    ordered = rearrange(rows, "block g t e r s (depth u h f) -> block g t e r s depth h u f", u=4, h=4, f=2)
+    return rearrange(ordered, "block g t e r s depth h u f -> (block g t e) r s (depth h u f)")
+
+
 def _wgmma_patch(weight: torch.Tensor) -> torch.Tensor:
     """Return the second operand of a wgmma whose first operand is in registers: (steps, k, 16).
 
@@ -182,6 +195,7 @@ _PACKERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "krsc": _krsc,
     "rsck": _rsck,
     "wgmma": _wgmma,
+    "wgmma_pair": _wgmma_pair,
     "wgmma_patch": _wgmma_patch,
     "mma": _mma,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from autotune.ir import (
     Conv2dDgrad,
     DepthToSpace,
     Epilogue,
+    Gemm,
     Layer,
     MaxPool2d,
     SeTail,
@@ -25,12 +27,16 @@ from autotune.ir import (
     fuse_concat,
     fuse_expand,
     fuse_gate,
+    fuse_pair,
     fuse_pool_projection,
     is_output,
     split_gate,
 )
 
 T = TypeVar("T")
+
+_LEAST_SAVED = 1 / 8
+"""Least share of two products' bytes that joining them must save: each alternative takes time from a tune."""
 
 _RISING = {"bias", "add_scalar", "relu", "relu6", "clamp", "sigmoid", "tanh", "hardsigmoid"}
 """Steps that never decrease: max(step(x)) = step(max(x)), so they commute with a max pool."""
@@ -46,6 +52,7 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
     for layer in layers:
         found += _merged_groups(layer)
         found += _shuffled_product(layer)
+        found += _paired(layers, layer)
         reader = _only_reader(layers, layer)
         if reader is None:
             continue
@@ -75,6 +82,51 @@ def _only_reader(layers: Sequence[Layer], of: Layer) -> Layer | None:
     if is_output(made) or len(readers) != 1:
         return None
     return readers[0] if [name for name, read in readers[0].buffers.items() if read == made] == ["x"] else None
+
+
+def _paired(layers: Sequence[Layer], first: Layer) -> Iterator[Alternative]:
+    """Yield a 1x1 convolution or linear layer together with the first one that reads its result.
+
+    If others read the result too, such as the sum at the end of a residual block, it is written as well.
+    """
+    made = first.buffers["y"]
+    readers = [layer for layer in layers if made in layer.reads]
+    second = next((layer for layer in readers if layer.buffers.get("x") == made and _is_product(layer)), None)
+    if second is None or is_output(made) or not _is_product(first) or _rows(first) != _rows(second):
+        return
+    later = _computed_from(layers, made)  # the first product cannot wait for these
+    if any(name in later for name in second.reads) or second.reads.count(made) > 1:
+        return
+    keep = len(readers) > 1
+    y = first.problem.operands()[2].bytes
+    saved = y if keep else 2 * y
+    if saved < _LEAST_SAVED * (first.problem.bytes + second.problem.bytes):
+        return
+    both = fuse_pair(first, second, f"{second.name}.paired", keep)
+    if both:
+        yield Alternative(both.name, (first.name, second.name), (both,))
+
+
+def _is_product(layer: Layer) -> bool:
+    """Return whether a layer is a linear layer or a 1x1 convolution in 16 bits, without groups, stride or padding."""
+    problem = layer.problem
+    if problem.dtype not in ("f16", "bf16"):
+        return False
+    return isinstance(problem, Gemm) or (isinstance(problem, Conv2d) and problem.is_pointwise and problem.groups == 1)
+
+
+def _rows(layer: Layer) -> int:
+    """Return the rows of a product: its pixels."""
+    return math.prod(layer.problem.output_shape[:-1])
+
+
+def _computed_from(layers: Sequence[Layer], buffer: str) -> set[str]:
+    """Return the buffers that are computed from one, directly or not; the layers are in an order in which they run."""
+    found: set[str] = set()
+    for layer in layers:
+        if buffer in layer.reads or not found.isdisjoint(layer.reads):
+            found.update(layer.writes)
+    return found
 
 
 def _merged_groups(conv: Layer) -> Iterator[Alternative]:

@@ -298,6 +298,13 @@ PROBLEMS = {
         "expand_depthwise n=1 h=56 w=56 c=24 k=144 r=3 s=3 pad=1 dtype={} epilogue=bias,hardswish,conv,bias,store,relu",
         "expand_depthwise n=5 h=7 w=7 c=192 k=1152 r=5 s=5 pad=2 dtype={} epilogue=bias,silu,conv,bias,silu",
     ],
+    "sm90_pointwise_pair": [
+        "pointwise_pair n=9 h=56 w=56 c=64 hidden=256 k=64 dtype={} epilogue=bias,add,relu,store,conv,bias,relu",
+        "pointwise_pair n=17 h=28 w=27 c=128 hidden=512 k=256 dtype={} epilogue=bias,add,relu,store,conv,bias,relu",
+        "pointwise_pair n=3137 h=1 w=1 c=96 hidden=384 k=96 dtype={} epilogue=bias,gelu,conv,bias,add",
+        "pointwise_pair n=2 h=7 w=7 c=40 hidden=88 k=24 dtype={} epilogue=scale,bias,silu,conv,store,bias,mul_scalar",
+        "pointwise_pair n=1 h=5 w=5 c=24 hidden=144 k=216 dtype={} epilogue=swish_b,sub,store,conv,relu6,add",
+    ],
     "cuda_se_gates": [
         "se_gates n=3 h=5 w=3 c=72 hidden=5 act=silu gate=sigmoid dtype={}",
         "se_gates n=2 h=16 w=16 c=64 hidden=4 act=relu gate=hardsigmoid dtype={} epilogue=add_scalar",

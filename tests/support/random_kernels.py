@@ -277,6 +277,12 @@ def expansion(rng: random.Random) -> str:
     return f"expand_depthwise n={n} h={h} w={w} c={c} k={k} r={side} s={side} stride={stride} pad={side // 2}"
 
 
+def pair(rng: random.Random) -> str:
+    n, h, w = rng.randint(1, 5), rng.randint(1, 30), rng.randint(1, 30)
+    c, hidden, k = 8 * rng.randint(1, 24), 8 * rng.randint(1, 64), 8 * rng.randint(1, 32)
+    return f"pointwise_pair n={n} h={h} w={w} c={c} hidden={hidden} k={k}"
+
+
 SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_adaptive_avg_pool2d": lambda rng: pixels(
         rng, "adaptive_avg_pool2d", f"p={rng.randint(1, 9)} q={rng.randint(1, 9)}"
@@ -328,6 +334,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "sm90_conv2d_wgrad": lambda rng: convolution(rng, "conv2d_wgrad"),
     "sm90_e4m3_conv2d": lambda rng: rng.choice((grouped, grouped, product))(rng),
     "sm90_folded_conv2d": folded,
+    "sm90_pointwise_pair": pair,
     "sm90_image_conv2d": small_images,
     "sm90_se_block": block,
     "sm90_se_down_block": down_block,

@@ -35,6 +35,7 @@ from autotune.ir import (
     MaxPool2d,
     PatchConv2d,
     Piece,
+    PointwisePair,
     Problem,
     SeBlock,
     SeDownBlock,
@@ -169,6 +170,12 @@ def solve(  # noqa: PLR0912, PLR0915 -- a table
             value = torch.einsum("nhwc,kc->nhwk", given["x"], given["weight1"].flatten(1))
             return run_chain(
                 problem.epilogue.names, value, given, scalars, lambda v: _depthwise(v, given["weight2"], problem)
+            )
+        case PointwisePair():
+            value = torch.einsum("nhwc,kc->nhwk", given["x"], given["weight1"].flatten(1))
+            second = given["weight2"].flatten(1)
+            return run_chain(
+                problem.epilogue.names, value, given, scalars, lambda v: torch.einsum("nhwc,kc->nhwk", v, second)
             )
         case SeTail():
             value = _gated(given["x"], given)

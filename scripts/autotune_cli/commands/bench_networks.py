@@ -4,7 +4,7 @@ Each network is tuned in a process of its own. A process for each batch size
 then times FusedResNet on the tuned database and with nothing tuned, and
 torch.compile in its modes reduce-overhead and max-autotune with freezing, all
 in interleaved rounds. On a GPU and without max-autotune, which times kernels,
-the processes compile at the same time, before the tune. The results are a
+the processes first compile, all at the same time. The results are a
 table, a chart, and a JSON record. A network that the record holds is measured
 again only if --only names it, so an interrupted run goes on.
 
@@ -106,12 +106,12 @@ def measure(name: str, arguments: argparse.Namespace, device: str) -> dict[str, 
     options = [*model, "--device", device, "--only", ",".join(variants), "--seconds", arguments.seconds]
     benches = [_Bench(batch, database, options) for batch in arguments.batch]
     try:
+        if device == "cuda" and "compile_max" not in variants:
+            for bench in benches:
+                bench.start(compilers=max(1, len(os.sched_getaffinity(0)) // len(benches)))
+            for bench in benches:
+                bench.wait_until_prepared()
         if not arguments.no_tune:
-            if device == "cuda" and "compile_max" not in variants:
-                for bench in benches:
-                    bench.start(compilers=max(1, len(os.sched_getaffinity(0)) // len(benches)))
-                for bench in benches:
-                    bench.wait_until_prepared()
             started = time.monotonic()
             arch = "cpu" if device == "cpu" else "auto"
             tune = ("tune", *model, *batches, "--arch", arch, "--db", str(database), "--budget", arguments.budget)

@@ -10,7 +10,7 @@ from architectures import ARCHITECTURES, ResNet, images, random_model
 from reference import relative_error
 from torch import nn
 
-from autotune.ir import WHOLE, Concat, ConcatConv2d, ExpandDepthwise, SeGates
+from autotune.ir import WHOLE, Concat, ConcatConv2d, ExpandDepthwise, PointwisePair, SeGates
 from autotune.runtime import ExecutionContext, NetworkPlan
 from fused_resnet.capture import capture
 from fused_resnet.module_state import module_state
@@ -98,6 +98,68 @@ def test_a_widening_convolution_is_also_taken_with_the_depthwise_one_after_it(st
     assert error(taken, model, x, store) < 2e-3
     single = capture(model.float(), tuple(x.shape), "f32")
     assert not [one for one in single.alternatives if one.name.endswith(".expanded")], "for halves alone"
+
+
+class Boundary(nn.Module):
+    """The ends of two residual blocks with a product between them: its input is also the second sum's operand."""
+
+    def __init__(self):
+        super().__init__()
+        self.narrow, self.wide = nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 24, 1)
+        self.last, self.first, self.end = nn.Conv2d(8, 24, 1), nn.Conv2d(24, 8, 1), nn.Conv2d(8, 24, 3, padding=1)
+
+    def forward(self, x):
+        x = self.narrow(x)
+        y = torch.relu(self.last(torch.relu(x)) + self.wide(x))
+        return torch.relu(self.end(torch.relu(self.first(y))) + y)
+
+
+class Perceptron(nn.Module):
+    """Two linear layers on channels last, with a residual sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.up, self.down = nn.Conv2d(4, 8, 3), nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x):
+        x = self.conv(x)
+        return x + self.down(F.gelu(self.up(x.permute(0, 2, 3, 1)))).permute(0, 3, 1, 2)
+
+
+class Late(nn.Module):
+    """A product that adds what is computed from its own input: it cannot run together with the one before."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.side, self.second = nn.Conv2d(4, 16, 1), nn.Conv2d(16, 8, 3, padding=1), nn.Conv2d(16, 8, 1)
+
+    def forward(self, x):
+        y = torch.relu(self.first(x))
+        return self.second(y) + torch.relu(self.side(y))
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "chain"),
+    [
+        (Boundary, "first.paired", "bias,add,relu,store,conv,bias,relu"),
+        (Perceptron, "down.paired", "bias,gelu,conv,bias,add"),
+    ],
+)
+def test_two_products_are_also_taken_together(make, name, chain, store):
+    model = se_resnet9_fixup.randomize(make().half()).eval()
+    x = torch.randn(2, 4, 7, 9, generator=torch.Generator().manual_seed(1)).half()
+    network = capture(model, tuple(x.shape), "f16")
+    taken = with_alternatives(network, [name])
+    [both] = [layer.problem for layer in taken.layers if isinstance(layer.problem, PointwisePair)]
+    assert str(both.epilogue) == chain and len(taken.layers) == len(network.layers) - 1
+    assert error(taken, model, x, store) < 3e-3
+    single = capture(model.float(), tuple(x.shape), "f32")
+    assert not [one for one in single.alternatives if one.name.endswith(".paired")], "for halves alone"
+
+
+def test_a_product_that_waits_for_a_reader_of_the_first_is_not_taken_with_it():
+    model = se_resnet9_fixup.randomize(Late().half()).eval()
+    assert not [one for one in capture(model, (2, 4, 7, 9), "f16").alternatives if one.name.endswith(".paired")]
 
 
 class Gated(nn.Module):

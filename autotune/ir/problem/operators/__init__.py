@@ -9,6 +9,7 @@ from autotune.ir.problem.operators.folded_se import FoldedSe
 from autotune.ir.problem.operators.conv2d_folded_se import Conv2dFoldedSe
 from autotune.ir.problem.operators.conv2d_se_skip import Conv2dSeSkip
 from autotune.ir.problem.operators.patch_conv2d import PatchConv2d
+from autotune.ir.problem.operators.pointwise_pair import PointwisePair
 from autotune.ir.problem.operators.conv2d_dgrad import Conv2dDgrad
 from autotune.ir.problem.operators.conv2d_wgrad import Conv2dWgrad
 from autotune.ir.problem.operators.gemm import Gemm
@@ -72,6 +73,7 @@ __all__ = [
     "OperatorCall",
     "PatchConv2d",
     "Piece",
+    "PointwisePair",
     "Pool2d",
     "SeGates",
     "SeTail",

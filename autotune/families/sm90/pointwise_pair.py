@@ -1,0 +1,202 @@
+"""Two 1x1 convolutions for Hopper without the tensor between them: TMA and wgmma; fp16 and bf16, NHWC.
+
+The GEMMs are M = n*h*w, N = hidden, K = c, and M, N = k, K = hidden. See
+templates/sm90/pointwise_pair/pointwise_pair.cuh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.core import MAX_PROCESSORS, Architecture, ceil_div, round_up
+from autotune.families.base import Config, Launch, Parameter, Value
+from autotune.families.rules import Rules, first_unmet, require
+from autotune.families.sm90.hopper_family import hopper_family
+from autotune.ir import Epilogue, PointwisePair
+
+_COLUMNS = tuple(range(32, 257, 32))
+_REGISTERS = {1: 128, 2: 232, 3: 160}
+"""Registers of a thread that multiplies, by warpgroups: those of pointwise_pair.cuh."""
+_OTHER_REGISTERS = 44  # addresses, pixels, a vector of eight channels: an estimate
+_ELEMENT_BYTES, _ALIGNMENT, _BARRIER_BYTES = 2, 1024, 8
+_MAX_WEIGHT_SLOTS = 6  # more filters ahead do not hide more
+
+# For the cost, in cycles and bytes of an SM: estimates for an H100, not fitted.
+_MEMORY_BYTES_A_CYCLE, _L2_BYTES_A_CYCLE = 13, 35
+_STEPS_ELEMENTS_A_CYCLE = 8  # of the sums to which a block applies steps
+_CHUNK_WAIT, _TILE_WAIT, _START = 300, 800, 2500
+
+
+@dataclass(frozen=True)
+class PairShape:
+    """A config's numbers; FAMILY.parameters say what they mean."""
+
+    columns: int
+    chunk: int
+    row: int
+    groups: int
+    resident: bool
+
+    @classmethod
+    def from_config(cls, config: Config) -> PairShape:
+        """Return the numbers of a config."""
+        return cls(
+            columns=int(config["columns"]),
+            chunk=int(config["chunk"]),
+            row=int(config["row"]),
+            groups=int(config["groups"]),
+            resident=config["weights"] == "resident",
+        )
+
+    @property
+    def rows(self) -> int:
+        """Pixels of a tile."""
+        return 64 * self.groups
+
+    def registers(self, epilogue: Epilogue) -> int:
+        """Return the registers of a thread: both sums, the second product's operand, and what the steps read."""
+        early, late = (
+            sum(argument.kind == "tensor" for step in part for argument in step.arguments) for part in epilogue.parts
+        )
+        steps = max(early * self.chunk // 2, late * min(self.columns, 64) // 2)
+        return self.columns // 2 + self.chunk // 2 + self.chunk // 4 + steps + _OTHER_REGISTERS
+
+    def slot_bytes(self, channels: int) -> int:
+        """Return the shared memory of a tile's pixels."""
+        return self.rows * round_up(channels, self.row) * _ELEMENT_BYTES + 2 * _BARRIER_BYTES
+
+    def weight_bytes(self, channels: int) -> int:
+        """Return the shared memory of a chunk's filters."""
+        return self.chunk * (round_up(channels, self.row) + self.columns) * _ELEMENT_BYTES + 2 * _BARRIER_BYTES
+
+    def weight_slots(self, problem: PointwisePair, x_slots: int, room: int) -> int:
+        """Return the buffers of filters that fit beside those of pixels; 0 if they are too few."""
+        left = room - _ALIGNMENT - x_slots * self.slot_bytes(problem.c)
+        fit, chunks = max(left, 0) // self.weight_bytes(problem.c), ceil_div(problem.hidden, self.chunk)
+        if self.resident:
+            return chunks if fit >= chunks else 0
+        return min(fit, _MAX_WEIGHT_SLOTS) if fit >= 2 else 0
+
+
+def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    shape = PairShape.from_config(config)
+
+    def rules() -> Rules:
+        yield require(epilogue.anchors == PointwisePair.anchors, "the epilogue must have the step conv")
+        taken, most = shape.registers(epilogue), _REGISTERS[shape.groups]
+        yield require(taken <= most, f"sums and operands of a thread must fit {most} registers; they take {taken}")
+        least = _ALIGNMENT + shape.slot_bytes(1) + shape.weight_bytes(1)
+        yield require(
+            least <= arch.block_shared, f"a block must fit {arch.block_shared} bytes of shared memory; it takes {least}"
+        )
+
+    return first_unmet(rules())
+
+
+def _row(problem: PointwisePair) -> int:
+    """Return the input channels of a row in shared memory: wgmma reads 16, 32 or 64 of them from swizzled rows."""
+    return next(row for row in (16, 32, 64) if problem.c <= row or row == 64)
+
+
+def _candidate_values(
+    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: PointwisePair | None
+) -> Sequence[Value]:
+    if problem and parameter.name == "columns":
+        return [columns for columns in _COLUMNS if columns == round_up(problem.k, 32)]
+    if problem and parameter.name == "row":
+        return (_row(problem),)
+    return parameter.values
+
+
+def _why_unsupported(problem: PointwisePair) -> str | None:
+    def rules() -> Rules:
+        sizes = problem.c, problem.hidden, problem.k
+        yield require(all(size % 8 == 0 for size in sizes), "c, hidden and k must be multiples of 8")
+        yield require(problem.k <= _COLUMNS[-1], f"k must be at most {_COLUMNS[-1]}, the columns of a wgmma")
+        yield require(problem.rows < 2**31, "there must be fewer than 2^31 pixels")
+
+    return first_unmet(rules())
+
+
+def _why_unfit(problem: PointwisePair, config: Config, arch: Architecture) -> str | None:
+    shape = PairShape.from_config(config)
+
+    def rules() -> Rules:
+        wanted = round_up(problem.k, 32), _row(problem)
+        yield require(
+            (shape.columns, shape.row) == wanted,
+            f"it is compiled for (columns, row) {(shape.columns, shape.row)}; the problem needs {wanted}",
+        )
+        yield require(shape.chunk < 2 * problem.hidden, "a smaller chunk wastes less of the products")
+        yield require(
+            shape.weight_slots(problem, 1, arch.block_shared), f"a tile must fit {arch.block_shared} bytes of memory"
+        )
+
+    return first_unmet(rules())
+
+
+def _launches(problem: PointwisePair, config: Config, arch: Architecture) -> list[Launch]:
+    """Return the numbers of buffers worth timing, for one block of an SM, and for two that share it."""
+    shape = PairShape.from_config(config)
+    tiles = ceil_div(problem.rows, shape.rows)
+    found: list[Launch] = []
+    for blocks in (1, 2) if shape.groups == 1 else (1,):
+        room = min(arch.block_shared, arch.sm_shared // blocks - arch.reserved_shared)
+        grid = blocks * arch.processors
+        for x_slots in (2, 3, 1):
+            weight_slots = shape.weight_slots(problem, x_slots, room)
+            is_useful = x_slots == 1 or tiles > (x_slots - 1) * grid
+            if weight_slots and is_useful:
+                slots = 0 if shape.resident else weight_slots
+                found.append({"x_slots": x_slots, "weight_slots": slots, "grid": grid})
+    return found
+
+
+def _cost(problem: PointwisePair, config: Config, arch: Architecture) -> float:
+    """Estimate cycles: rounds of tiles, each bound by products, by steps, by the filters or by memory."""
+    shape = PairShape.from_config(config)
+    rounds = ceil_div(ceil_div(problem.rows, shape.rows), arch.processors)
+    depth, hidden = round_up(problem.c, shape.row), round_up(problem.hidden, shape.chunk)
+    chunks = hidden // shape.chunk
+    product = shape.rows * hidden * (depth + shape.columns) / (arch.wgmma_rate or 2048)
+    steps = shape.rows * (hidden + shape.columns) / _STEPS_ELEMENTS_A_CYCLE
+    waits = (chunks * _CHUNK_WAIT + _TILE_WAIT) / min(shape.groups, 2)
+    weights = chunks * shape.weight_bytes(problem.c) / _L2_BYTES_A_CYCLE
+    rows = min(shape.rows, problem.rows)
+    memory = rows / problem.rows * problem.bytes / _MEMORY_BYTES_A_CYCLE
+    work = product + steps if shape.groups == 1 else max(product, steps)  # warpgroups take turns
+    tile = max(work, memory, 0 if shape.resident else weights)
+    return rounds * (tile + waits) + _START + (weights if shape.resident else 0)
+
+
+def _label(config: Config) -> str:
+    shape = PairShape.from_config(config)
+    return f"{shape.rows}x{shape.chunk}x{shape.row}>{shape.columns}{' resident' if shape.resident else ''}"
+
+
+FAMILY = hopper_family(
+    "sm90_pointwise_pair",
+    PointwisePair,
+    template="sm90/pointwise_pair/pointwise_pair.cu.j2",
+    parameters=(
+        Parameter("columns", _COLUMNS, "output channels, rounded up"),
+        Parameter("chunk", (32, 64, 128), "hidden channels at a time"),
+        Parameter("row", (16, 32, 64), "input channels of a row in shared memory"),
+        Parameter("groups", (1, 2, 3), "warpgroups that multiply, of 64 pixels each"),
+        Parameter("weights", ("streamed", "resident"), "loaded for each tile, or once for all tiles of a block"),
+    ),
+    launch_parameters=(
+        Parameter("x_slots", (1, 2, 3), "buffers of pixels"),
+        Parameter("weight_slots", tuple(range(_MAX_WEIGHT_SLOTS + 1)), "buffers of filters; 0 where they are resident"),
+        Parameter("grid", tuple(range(2 * MAX_PROCESSORS + 1)), "most blocks; 0: one for each tile"),
+    ),
+    why_illegal=_why_illegal,
+    candidate_values=_candidate_values,
+    why_unsupported=_why_unsupported,
+    why_unfit=_why_unfit,
+    launches=_launches,
+    cost=_cost,
+    label=_label,
+    weight_layouts={"weight1": "wgmma", "weight2": "wgmma_pair"},
+)

@@ -1,0 +1,93 @@
+// Host side and shared definitions of the kernel in pointwise_pair.cuh: sizes, parameters, prepare() and the
+// shared-memory layout.
+#pragma once
+#include "sm90/pipeline.cuh"
+#include "sm90/smem_layout.cuh"
+#include "common/ptx/tma.cuh"
+
+namespace at {
+
+template <typename Config>
+struct PointwisePairPlan {
+  using Element = typename Config::Element;
+  using Launch = typename Config::Launch;
+  // Output channels, hidden channels at a time, and input channels of a row in shared memory.
+  static constexpr int kN = Config::kN, kChunk = Config::kChunk, kRow = Config::kRow;
+  static constexpr int kGroups = Config::kGroups, kRows = 64 * kGroups, kThreads = 128 * (kGroups + 1);
+  static constexpr bool kResident = Config::kResident;
+  static constexpr int kRowBytes = kRow * (int)sizeof(Element);
+  // Hidden channels of a row of weight2 in shared memory; a chunk of 128 has two such rows for each output channel.
+  static constexpr int kDepth = kChunk < 64 ? kChunk : 64, kDepthBytes = kDepth * (int)sizeof(Element);
+  static constexpr int kSlabBytes = kRows * kRowBytes;            // kRow channels of a tile's pixels
+  static constexpr int kWeight1Bytes = kChunk * kRowBytes;        // the same of a chunk's filters
+  static constexpr int kWeight2Bytes = kN * kChunk * (int)sizeof(Element);
+  static constexpr int kMaxSlots = 4;
+  static_assert(kN % 32 == 0 && kN <= 256 && kChunk % 32 == 0 && kChunk <= 128, "no such product");
+  enum { kX = 0, kWeight1 = 1, kWeight2 = 2, kY = 3 };                        // PointwisePair.operands()
+  static constexpr int kXMap = 0, kWeight1Map = 128, kWeight2Map = 256;  // offsets in Params
+
+  struct alignas(64) Params {
+    uint8_t x_map[128], weight1_map[128], weight2_map[128];
+    int rows, hidden, k;           // pixels and channels
+    int slabs, chunks, tiles;      // of kRow input channels, kChunk hidden channels, kRows pixels
+    int x_slots, weight_slots;     // buffers of a tile's pixels, and of a chunk's filters
+    int slot_bytes, weight_bytes;  // of each
+    float scalars[AT_MAX_SCALARS];
+    at_pointers p;
+  };
+
+  // ---- Before the launch ----
+
+  template <typename Problem>
+  AT_DEVICE static void prepare(const Problem& a, at_prepared* out) {
+    Params x{};
+    const int64_t rows = (int64_t)a.n * a.h * a.w;
+    if (a.c % 8 || a.hidden % 8 || a.k % 8) return refused(out, "c, hidden and k must be multiples of 8");
+    if (a.k > kN) return refused(out, "k must be at most the columns that the kernel is compiled for");
+    if (rows >= 1ll << 31) return refused(out, "there must be fewer than 2^31 pixels");
+    x.rows = (int)rows, x.hidden = a.hidden, x.k = a.k;
+    x.slabs = ceil_div(a.c, kRow), x.chunks = ceil_div(a.hidden, kChunk), x.tiles = ceil_div(rows, kRows);
+    x.slot_bytes = x.slabs * kSlabBytes, x.weight_bytes = x.slabs * kWeight1Bytes + kWeight2Bytes;
+    for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
+    x.x_slots = a.launch[Launch::kXSlots], x.weight_slots = kResident ? x.chunks : a.launch[Launch::kWeightSlots];
+    if (x.x_slots < 1 || x.x_slots > 32 || x.weight_slots < 1)
+      return refused(out, "x_slots and weight_slots must be 1 to 32");
+    const int64_t shared = kSmemAlignment + (int64_t)x.x_slots * (x.slot_bytes + 2 * ptx::kMbarrierBytes) +
+                           (int64_t)x.weight_slots * (x.weight_bytes + 2 * ptx::kMbarrierBytes);
+    if (shared > AT_MAX_SHARED_BYTES) return refused(out, "the tile needs more shared memory than the GPU has");
+    const int grid = a.launch[Launch::kGrid] ? a.launch[Launch::kGrid] : x.tiles;
+    prepared(out, x, min(x.tiles, grid), 1, 1, kThreads, (int)shared, 0);
+
+    const auto ask = [&](int offset, int pointer, int row_bytes) -> at_tensor_map& {
+      at_tensor_map& map = out->tensor_maps[out->tensor_map_count++];
+      map = {offset, pointer, Config::kMapElement, ptx::swizzle_mode(row_bytes)};
+      return map;
+    };
+    const uint64_t c = a.c, hidden = ceil_div(a.hidden, 32) * 32, k = ceil_div(a.k, 32) * 32;  // as the weights' layouts
+    ptx::describe_tensor_map<Element>(ask(kXMap, kX, kRowBytes), {c, (uint64_t)rows}, {kRow, kRows}, {1, 1});
+    ptx::describe_tensor_map<Element>(ask(kWeight1Map, kWeight1, kRowBytes), {c, hidden}, {kRow, kChunk}, {1, 1});
+    ptx::describe_tensor_map<Element>(ask(kWeight2Map, kWeight2, kDepthBytes), {hidden, k}, {kDepth, kN}, {1, 1});
+  }
+
+ protected:
+  // ---- Of a block ----
+
+  // Addresses in shared memory. A buffer of filters has those of the first product, then those of the second.
+  struct Layout {
+    uint32_t x, weights, x_full, x_empty, weight_full, weight_empty;
+    AT_DEVICE Layout(const Params& params, uint32_t memory) {
+      SmemLayout layout(memory);
+      x = layout.add(params.x_slots * params.slot_bytes);
+      weights = layout.add(params.weight_slots * params.weight_bytes);
+      x_full = layout.add_barriers(params.x_slots);
+      x_empty = layout.add_barriers(params.x_slots);
+      weight_full = layout.add_barriers(params.weight_slots);
+      weight_empty = layout.add_barriers(params.weight_slots);
+    }
+  };
+
+  AT_DEVICE static Pipeline x_pipeline(const Layout& smem) { return {smem.x_full, smem.x_empty}; }
+  AT_DEVICE static Pipeline weight_pipeline(const Layout& smem) { return {smem.weight_full, smem.weight_empty}; }
+};
+
+}  // namespace at

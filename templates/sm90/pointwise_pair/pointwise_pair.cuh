@@ -1,0 +1,281 @@
+// Two 1x1 convolutions for Hopper without the tensor between them: TMA loads, wgmma, NHWC, persistent blocks.
+//
+// A tile has 64 pixels for each of kGroups warpgroups, with all their input channels. The hidden channels come in chunks:
+// a warpgroup multiplies its pixels by a chunk's filters, applies the steps before `conv` to the sums in registers, and
+// multiplies the rounded values, from where they are, by the chunk's part of the second weight. Its second sums stay in
+// registers over all chunks, then they get the steps after `conv`.
+//
+// The first weight's rows are in layout "wgmma", so a thread's sums are eight neighbouring channels of a pixel, which a
+// step `store` writes as one vector. Rounded, the same vectors are wgmma's first operand in registers; the second
+// weight's depth is in that order, too (layout "wgmma_pair", autotune/ir/weight_layout.py).
+//
+// One warp loads pixels and one loads filters, into rings of buffers. The filters are loaded once a block if they fit
+// (kResident), else once a tile. plan.cuh has prepare().
+#pragma once
+#include "sm90/fragment.cuh"
+#include "common/ptx/mbarrier.cuh"
+#include "common/ptx/registers.cuh"
+#include "common/ptx/shared_memory.cuh"
+#include "common/ptx/tma.cuh"
+#include "common/ptx/wgmma.cuh"
+#include "sm90/pointwise_pair/plan.cuh"
+
+namespace at {
+
+template <typename Config>
+struct PointwisePair : PointwisePairPlan<Config> {
+  using P = PointwisePairPlan<Config>;
+  using Element = typename P::Element;
+  using Layout = typename P::Layout;
+  using Params = typename P::Params;
+  using Hidden = typename Config::Hidden;  // the steps before `conv`
+  using Steps = typename Config::Steps;    // the steps after it
+  using Vector = Pack<Element, 8>;
+
+  AT_DEVICE static void run(const Params& x, char* memory) {
+    const Layout smem(x, align_smem(ptx::cast_smem_ptr_to_uint(memory)));
+    const int warp = ptx::warp_uniform(threadIdx.x / 32);
+    init_barriers(x, smem, warp);
+    if (warp == 4 * P::kGroups) ptx::prefetch_tensormap(x.x_map);
+    if (warp == 4 * P::kGroups + 1) ptx::prefetch_tensormap(x.weight1_map), ptx::prefetch_tensormap(x.weight2_map);
+    __syncthreads();
+    if (warp < 4 * P::kGroups) {
+      if constexpr (P::kGroups > 1) ptx::warpgroup_reg_alloc<P::kGroups == 2 ? 232 : 160>();
+      multiply_all(x, smem, warp / 4);
+    } else {
+      if constexpr (P::kGroups > 1) ptx::warpgroup_reg_dealloc<P::kGroups == 2 ? 40 : 32>();
+      if (ptx::elect_one_sync()) {
+        if (warp == 4 * P::kGroups) load_x(x, smem);
+        else if (warp == 4 * P::kGroups + 1) load_weights(x, smem);
+      }
+      __syncwarp();
+    }
+  }
+
+ private:
+  AT_DEVICE static void init_barriers(const Params& x, const Layout& smem, int warp) {
+    if (warp != 0) return;
+    ptx::mbarrier_init_array(smem.x_full, x.x_slots, 1);
+    ptx::mbarrier_init_array(smem.x_empty, x.x_slots, 4 * P::kGroups);
+    ptx::mbarrier_init_array(smem.weight_full, x.weight_slots, 1);
+    ptx::mbarrier_init_array(smem.weight_empty, x.weight_slots, 4 * P::kGroups);
+    ptx::fence_barrier_init();
+  }
+
+  // ---- Loads ----
+
+  AT_DEVICE static void load_x(const Params& x, const Layout& smem) {
+    const Pipeline pipeline = P::x_pipeline(smem);
+    PipelineState state{0, 1};
+    griddepcontrol_wait();
+    for (int tile = blockIdx.x; tile < x.tiles; tile += gridDim.x, state.advance(x.x_slots)) {
+      const uint32_t full = pipeline.producer_acquire(state), to = smem.x + state.index * x.slot_bytes;
+      ptx::mbarrier_arrive_expect_tx(full, x.slot_bytes);
+      for (int i = 0; i < x.slabs; ++i)
+        ptx::tma_load_2d<false>(to + i * P::kSlabBytes, x.x_map, full, i * P::kRow, tile * P::kRows, 0);
+    }
+    launch_dependents();
+  }
+
+  AT_DEVICE static void load_weights(const Params& x, const Layout& smem) {
+    const Pipeline pipeline = P::weight_pipeline(smem);
+    PipelineState state{0, 1};
+    for (int tile = blockIdx.x; tile < x.tiles; tile += gridDim.x) {
+      for (int chunk = 0; chunk < x.chunks; ++chunk, state.advance(x.weight_slots)) {
+        const uint32_t full = pipeline.producer_acquire(state);
+        const uint32_t first = smem.weights + state.index * x.weight_bytes, second = first + x.slabs * P::kWeight1Bytes;
+        ptx::mbarrier_arrive_expect_tx(full, x.weight_bytes);
+        for (int i = 0; i < x.slabs; ++i)
+          ptx::tma_load_2d<false>(first + i * P::kWeight1Bytes, x.weight1_map, full, i * P::kRow, chunk * P::kChunk, 0);
+        for (int i = 0; i < P::kChunk / P::kDepth; ++i)
+          ptx::tma_load_2d<false>(second + i * P::kN * P::kDepthBytes, x.weight2_map, full,
+                                  chunk * P::kChunk + i * P::kDepth, 0, 0);
+      }
+      if (P::kResident) return;
+    }
+  }
+
+  // ---- Products ----
+
+  using HiddenSums = float[1][P::kChunk / 2];
+  using Sums = float[1][P::kN / 2];
+  static constexpr int kVectors = 2 * (P::kChunk / 32);      // of a thread and chunk
+  static constexpr int kOutputs = 2 * (P::kN / 32);          // of a thread and tile
+  // Output vectors whose operands are fetched together.
+  static constexpr int kGroup = kOutputs < 4 ? kOutputs : 4, kOutputGroups = (kOutputs + kGroup - 1) / kGroup;
+
+  // The thread's two pixels of a tile.
+  struct Rows {
+    int row[2];
+    bool there[2];
+    AT_DEVICE Rows(const Params& x, int tile, int group) {
+      const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        row[half] = tile * P::kRows + 64 * group + 16 * warp + 8 * half + fragment_row(lane);
+        there[half] = row[half] < x.rows;
+      }
+    }
+  };
+
+  // A vector of eight channels: whether it exists, a channel that exists, and its offset in a tensor.
+  struct Place {
+    bool there;
+    int channel;
+    int64_t offset;
+    AT_DEVICE Place(const Rows& rows, FragmentCoord at, int first, int channels) {
+      const int own = first + at.channel() + fragment_channel(threadIdx.x % 32);
+      there = rows.there[at.half] && own < channels;
+      channel = min(own, channels - 8);
+      offset = (int64_t)rows.row[at.half] * channels + channel;
+    }
+  };
+
+  using Fetched = typename Hidden::Fetched[kVectors];
+
+  AT_DEVICE static void fetch_hidden(const Params& x, const Rows& rows, int chunk, Fetched& to) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const Place place(rows, fragment_coord<1>(i), chunk * P::kChunk, x.hidden);
+      if (place.there) Hidden::fetch(to[i], x.p.p, place.offset);
+    }
+  }
+
+  AT_DEVICE static void multiply_all(const Params& x, const Layout& smem, int group) {
+    const Pipeline pixels = P::x_pipeline(smem), filters = P::weight_pipeline(smem);
+    PipelineState of_x{0, 0}, of_weights{0, 0};
+    bool loaded = false;  // the resident filters
+    Fetched fetched;
+    griddepcontrol_wait();  // the steps read and write tensors
+    if constexpr (Hidden::kFetches) fetch_hidden(x, Rows(x, blockIdx.x, group), 0, fetched);
+#pragma unroll 1
+    for (int tile = blockIdx.x; tile < x.tiles; tile += gridDim.x) {
+      const Rows rows(x, tile, group);
+      Sums sums;
+      pixels.consumer_wait(of_x);
+#pragma unroll 1
+      for (int chunk = 0; chunk < x.chunks; ++chunk) {
+        HiddenSums hidden;
+        const int slot = P::kResident ? chunk : of_weights.index;
+        if (!P::kResident) filters.consumer_wait(of_weights);
+        else if (!loaded) filters.consumer_wait({chunk, 0});
+        const uint32_t first = smem.weights + slot * x.weight_bytes, second = first + x.slabs * P::kWeight1Bytes;
+        multiply_pixels(x, smem.x + of_x.index * x.slot_bytes + group * 64 * P::kRowBytes, first, hidden);
+        Fetched next;
+        if constexpr (Hidden::kFetches) {
+          const bool ends = chunk + 1 == x.chunks;
+          const int next_tile = ends ? tile + gridDim.x : tile;
+          if (next_tile < x.tiles) fetch_hidden(x, Rows(x, next_tile, group), ends ? 0 : chunk + 1, next);
+        }
+        ptx::warpgroup_wait<0>();  // and for the second product of the chunk before
+        ptx::warpgroup_fence_operand(hidden);
+        ptx::warpgroup_fence_operand(sums);
+        if (threadIdx.x % 32 == 0) {
+          if (!P::kResident && chunk > 0)
+            filters.consumer_release(slot == 0 ? x.weight_slots - 1 : slot - 1);
+          if (chunk + 1 == x.chunks) pixels.consumer_release(of_x.index);
+        }
+        uint32_t operand[P::kChunk / 16][4];
+        finish_hidden(x, rows, chunk, hidden, fetched, operand);
+        multiply_hidden(second, operand, sums, chunk > 0);
+        if constexpr (Hidden::kFetches)
+#pragma unroll
+          for (int i = 0; i < kVectors; ++i)
+#pragma unroll
+            for (int j = 0; j < Hidden::kTensors; ++j) fetched[i][j] = next[i][j];
+        if (!P::kResident) of_weights.advance(x.weight_slots);
+      }
+      loaded = true;
+      of_x.advance(x.x_slots);
+      store(x, rows, sums, [&] {
+        ptx::warpgroup_wait<0>();
+        ptx::warpgroup_fence_operand(sums);
+        if (!P::kResident && threadIdx.x % 32 == 0)
+          filters.consumer_release((of_weights.index == 0 ? x.weight_slots : of_weights.index) - 1);
+      });
+    }
+  }
+
+  // The first product of a chunk: all input channels of the warpgroup's pixels.
+  AT_DEVICE static void multiply_pixels(const Params& x, uint32_t pixels, uint32_t filters, HiddenSums& hidden) {
+    const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes);
+    uint32_t a = ptx::descriptor_lo(pixels), b = ptx::descriptor_lo(filters);
+    ptx::warpgroup_arrive();
+#pragma unroll 1
+    for (int slab = 0; slab < x.slabs; ++slab) {
+#pragma unroll
+      for (int k = 0; k < P::kRowBytes / 32; ++k)
+        Config::wgmma(hidden[0], ptx::SmemDescriptor{a + 2 * k, hi}, ptx::SmemDescriptor{b + 2 * k, hi},
+                      slab > 0 || k > 0);
+      a += P::kSlabBytes / 16, b += P::kWeight1Bytes / 16;
+    }
+    ptx::warpgroup_commit_batch();
+  }
+
+  // The steps before `conv`. A channel that does not exist becomes zero: the second weight has zeros there, but a NaN
+  // would spread.
+  AT_DEVICE static void finish_hidden(const Params& x, const Rows& rows, int chunk, const HiddenSums& hidden,
+                                      const Fetched& fetched, uint32_t (&operand)[P::kChunk / 16][4]) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const FragmentCoord at = fragment_coord<1>(i);
+      const Place place(rows, at, chunk * P::kChunk, x.hidden);
+      float v[8];
+      load_fragment(v, hidden, at);
+      if (!Hidden::kStores || place.there)
+        Hidden::apply(v, x.p.p, x.scalars, place.channel, place.offset, fetched[i]);
+      const Vector vector = rounded<Element>(v);
+      const uint32_t* words = reinterpret_cast<const uint32_t*>(vector.words);
+      const bool exists = chunk * P::kChunk + at.channel() + fragment_channel(threadIdx.x % 32) < x.hidden;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) operand[2 * at.columns + j / 2][2 * (j % 2) + at.half] = exists ? words[j] : 0;
+    }
+  }
+
+  AT_DEVICE static void multiply_hidden(uint32_t filters, const uint32_t (&operand)[P::kChunk / 16][4], Sums& sums,
+                                        bool accumulate) {
+    const uint32_t hi = ptx::descriptor_hi<P::kDepthBytes>(8 * P::kDepthBytes);
+    constexpr int kSteps = P::kDepth / 16;
+    ptx::warpgroup_arrive();
+#pragma unroll
+    for (int k = 0; k < P::kChunk / 16; ++k) {
+      const uint32_t b = ptx::descriptor_lo(filters + k / kSteps * P::kN * P::kDepthBytes);
+      Config::wgmma(sums[0], operand[k], ptx::SmemDescriptor{b + 2 * (k % kSteps), hi}, accumulate || k > 0);
+    }
+    ptx::warpgroup_commit_batch();
+  }
+
+  // The steps after `conv`. The first group's operands are fetched before the last products are waited for.
+  template <typename Wait>
+  AT_DEVICE static void store(const Params& x, const Rows& rows, Sums& sums, const Wait& wait) {
+    typename Steps::Fetched fetched[2][kGroup];
+    const auto fetch = [&](int group) {
+#pragma unroll
+      for (int j = 0; j < kGroup; ++j) {
+        if (group * kGroup + j >= kOutputs) continue;
+        const Place place(rows, fragment_coord<1>(group * kGroup + j), 0, x.k);
+        if (place.there) Steps::fetch(fetched[group % 2][j], x.p.p, place.offset);
+      }
+    };
+    if constexpr (Steps::kFetches) fetch(0);
+    wait();
+#pragma unroll
+    for (int group = 0; group < kOutputGroups; ++group) {
+      if constexpr (Steps::kFetches)
+        if (group + 1 < kOutputGroups) fetch(group + 1);
+#pragma unroll
+      for (int j = 0; j < kGroup; ++j) {
+        if (group * kGroup + j >= kOutputs) continue;
+        const FragmentCoord at = fragment_coord<1>(group * kGroup + j);
+        const Place place(rows, at, 0, x.k);
+        float v[8];
+        load_fragment(v, sums, at);
+        if (!Steps::kStores || place.there)
+          Steps::apply(v, x.p.p, x.scalars, place.channel, place.offset, fetched[group % 2][j]);
+        if (place.there) at::store(v, (Element*)x.p.p[P::kY] + place.offset);
+      }
+    }
+  }
+};
+
+}  // namespace at

@@ -1,0 +1,89 @@
+"""Two 1x1 convolutions in one Hopper kernel: its own text, run on a CPU."""
+
+import pytest
+from emulator import Emulated, relative_errors
+from kernels import assert_not_serialized, need_compiler
+
+from autotune.core import architecture
+from autotune.families import Kernel, family
+from autotune.families.sm90.pointwise_pair import PairShape
+from autotune.ir import Epilogue, parse
+
+SM90, FAMILY = architecture("sm90"), family("sm90_pointwise_pair")
+# Hidden and output channels that fill no chunk and no 32 columns, input channels that fill no row, tiles that end
+# beyond the last pixel; chunks of half a swizzled row, one and two; filters that are loaded once and for each tile.
+CASES = {
+    "a ResNet's boundary": (
+        "n=3 h=9 w=13 c=64 hidden=256 k=64 dtype=f16 epilogue=bias,add,relu,store,conv,bias,relu",
+        {"chunk": 64, "groups": 2, "weights": "resident"},
+    ),
+    "linear layers": (
+        "n=333 h=1 w=1 c=96 hidden=384 k=96 dtype=bf16 epilogue=bias,gelu,conv,bias,add",
+        {"chunk": 128, "groups": 2, "weights": "streamed"},
+    ),
+    "odd channels": (
+        "n=2 h=7 w=7 c=40 hidden=88 k=24 dtype=f16 epilogue=scale,bias,silu,conv,store,bias,mul_scalar",
+        {"chunk": 64, "groups": 1, "weights": "streamed"},
+    ),
+    "short rows": (
+        "n=1 h=17 w=23 c=16 hidden=40 k=72 dtype=bf16 epilogue=add,conv,relu6,add,store",
+        {"chunk": 32, "groups": 3, "weights": "resident"},
+    ),
+    "rows of 32": (
+        "n=1 h=5 w=5 c=24 hidden=144 k=256 dtype=f16 epilogue=sub,store,relu6,conv,bias",
+        {"chunk": 32, "groups": 2, "weights": "streamed"},
+    ),
+}
+
+
+def config_of(problem, chosen):
+    (columns,), (row,) = (
+        FAMILY.candidate_values(parameter, {}, SM90, problem.dtype, problem)
+        for parameter in FAMILY.parameters
+        if parameter.name in ("columns", "row")
+    )
+    return {"columns": columns, "chunk": chosen["chunk"], "row": row, **chosen}
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("text", "chosen"), CASES.values(), ids=CASES)
+def test_the_kernels_text_computes_both_convolutions(text, chosen, tmp_path):
+    problem = parse(f"pointwise_pair {text}")
+    assert FAMILY.why_not_served(problem, SM90) is None
+    config = config_of(problem, chosen)
+    assert config in FAMILY.configs_for(problem, SM90)
+    emulated = Emulated(Kernel.of(FAMILY.name, config, problem.dtype, problem.epilogue, "sm_90"), tmp_path)
+    few = {"grid": 2}  # so that a block has several tiles
+    shape = PairShape.from_config(config)
+    for launch in FAMILY.launches(problem, config, SM90):
+        most = launch | few | ({} if shape.resident else {"weight_slots": 2})
+        assert 0 < emulated.shared_bytes(problem, launch) <= SM90.block_shared
+        for name, error in relative_errors(emulated, problem, most).items():
+            assert error < {"f16": 1e-3, "bf16": 8e-3}[problem.dtype], (name, most)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("weights", ["resident", "streamed"])
+@pytest.mark.parametrize("chunk", [32, 64, 128])
+def test_the_products_overlap(weights, chunk, tmp_path):
+    config = {"columns": 64, "chunk": chunk, "row": 64, "groups": 2, "weights": weights}
+    epilogue = Epilogue.parse("bias,add,relu,store,conv,bias,relu")
+    kernel = Kernel.of(FAMILY.name, config, "f16", epilogue, "sm_90")
+    assert_not_serialized(need_compiler("sm_90", nvcc=True), kernel, tmp_path)
+
+
+def test_the_family_counts_the_kernels_shared_memory(tmp_path):
+    problem = parse("pointwise_pair n=1 h=28 w=28 c=128 hidden=512 k=128 dtype=f16 epilogue=conv")
+    for config in FAMILY.configs_for(problem, SM90):
+        shape = PairShape.from_config(config)
+        for launch in FAMILY.launches(problem, config, SM90):
+            slots = launch["weight_slots"] or 512 // shape.chunk
+            taken = 1024 + launch["x_slots"] * shape.slot_bytes(128) + slots * shape.weight_bytes(128)
+            assert taken <= SM90.block_shared
+
+
+def test_what_it_does_not_serve_has_a_reason():
+    odd = parse("pointwise_pair n=1 h=9 w=9 c=12 hidden=64 k=32 dtype=f16 epilogue=conv")
+    assert "multiples of 8" in FAMILY.why_not_served(odd, SM90)
+    wide = parse("pointwise_pair n=1 h=9 w=9 c=16 hidden=64 k=264 dtype=f16 epilogue=conv")
+    assert "at most 256" in FAMILY.why_not_served(wide, SM90)
