@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from autotune.ir import (
@@ -46,13 +47,23 @@ _MERGED = (32, 64)
 """Channels of a merged group: they fill a tensor-core instruction, so the products with zeros cost little."""
 
 
+@dataclass(frozen=True)
+class _Flow:
+    """A layer with the buffers that it reads and writes, which take time to find."""
+
+    layer: Layer
+    reads: frozenset[str]
+    writes: tuple[str, ...]
+
+
 def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
     """Return all alternatives to some of the layers."""
     found: list[Alternative] = []
+    flow = [_Flow(layer, frozenset(layer.reads), layer.writes) for layer in layers]
     for layer in layers:
         found += _merged_groups(layer)
         found += _shuffled_product(layer)
-        found += _paired(layers, layer)
+        found += _paired(flow, layer)
         reader = _only_reader(layers, layer)
         if reader is None:
             continue
@@ -84,27 +95,29 @@ def _only_reader(layers: Sequence[Layer], of: Layer) -> Layer | None:
     return readers[0] if [name for name, read in readers[0].buffers.items() if read == made] == ["x"] else None
 
 
-def _paired(layers: Sequence[Layer], first: Layer) -> Iterator[Alternative]:
+def _paired(flow: Sequence[_Flow], first: Layer) -> Iterator[Alternative]:
     """Yield a 1x1 convolution or linear layer together with the first one that reads its result.
 
     If others read the result too, such as the sum at the end of a residual block, it is written as well.
     """
     made = first.buffers["y"]
-    readers = [layer for layer in layers if made in layer.reads]
-    second = next((layer for layer in readers if layer.buffers.get("x") == made and _is_product(layer)), None)
-    if second is None or is_output(made) or not _is_product(first) or _rows(first) != _rows(second):
+    if is_output(made) or not _is_product(first):
         return
-    later = _computed_from(layers, made)  # the first product cannot wait for these
-    if any(name in later for name in second.reads) or second.reads.count(made) > 1:
+    readers = [one for one in flow if made in one.reads]
+    second = next((one for one in readers if one.layer.buffers.get("x") == made and _is_product(one.layer)), None)
+    if second is None or _rows(first) != _rows(second.layer):
+        return
+    later = _computed_from(flow, made)  # the first product cannot wait for these
+    if not later.isdisjoint(second.reads) or list(second.layer.buffers.values()).count(made) > 1:
         return
     keep = len(readers) > 1
     y = first.problem.operands()[2].bytes
     saved = y if keep else 2 * y
-    if saved < _LEAST_SAVED * (first.problem.bytes + second.problem.bytes):
+    if saved < _LEAST_SAVED * (first.problem.bytes + second.layer.problem.bytes):
         return
-    both = fuse_pair(first, second, f"{second.name}.paired", keep)
+    both = fuse_pair(first, second.layer, f"{second.layer.name}.paired", keep)
     if both:
-        yield Alternative(both.name, (first.name, second.name), (both,))
+        yield Alternative(both.name, (first.name, second.layer.name), (both,))
 
 
 def _is_product(layer: Layer) -> bool:
@@ -120,12 +133,12 @@ def _rows(layer: Layer) -> int:
     return math.prod(layer.problem.output_shape[:-1])
 
 
-def _computed_from(layers: Sequence[Layer], buffer: str) -> set[str]:
+def _computed_from(flow: Sequence[_Flow], buffer: str) -> set[str]:
     """Return the buffers that are computed from one, directly or not; the layers are in an order in which they run."""
     found: set[str] = set()
-    for layer in layers:
-        if buffer in layer.reads or not found.isdisjoint(layer.reads):
-            found.update(layer.writes)
+    for one in flow:
+        if buffer in one.reads or not found.isdisjoint(one.reads):
+            found.update(one.writes)
     return found
 
 

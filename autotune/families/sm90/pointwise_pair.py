@@ -18,7 +18,7 @@ from autotune.ir import Epilogue, PointwisePair
 _COLUMNS = tuple(range(32, 257, 32))
 _REGISTERS = {1: 128, 2: 232, 3: 160}
 """Registers of a thread that multiplies, by warpgroups: those of pointwise_pair.cuh."""
-_OTHER_REGISTERS = 44  # addresses, pixels, a vector of eight channels: an estimate
+_OTHER_REGISTERS = 24  # addresses and the like: with fewer, kernels spill some hundred bytes
 _ELEMENT_BYTES, _ALIGNMENT, _BARRIER_BYTES = 2, 1024, 8
 _MAX_WEIGHT_SLOTS = 6  # more filters ahead do not hide more
 
@@ -37,6 +37,7 @@ class PairShape:
     row: int
     groups: int
     resident: bool
+    ahead: int
 
     @classmethod
     def from_config(cls, config: Config) -> PairShape:
@@ -47,6 +48,7 @@ class PairShape:
             row=int(config["row"]),
             groups=int(config["groups"]),
             resident=config["weights"] == "resident",
+            ahead=int(config["ahead"]),
         )
 
     @property
@@ -60,7 +62,8 @@ class PairShape:
             sum(argument.kind == "tensor" for step in part for argument in step.arguments) for part in epilogue.parts
         )
         steps = max(early * self.chunk // 2, late * min(self.columns, 64) // 2)
-        return self.columns // 2 + self.chunk // 2 + self.chunk // 4 + steps + _OTHER_REGISTERS
+        hidden = (1 + self.ahead) * self.chunk // 2
+        return self.columns // 2 + hidden + self.chunk // 4 + steps + _OTHER_REGISTERS
 
     def slot_bytes(self, channels: int) -> int:
         """Return the shared memory of a tile's pixels."""
@@ -76,7 +79,7 @@ class PairShape:
         fit, chunks = max(left, 0) // self.weight_bytes(problem.c), ceil_div(problem.hidden, self.chunk)
         if self.resident:
             return chunks if fit >= chunks else 0
-        return min(fit, _MAX_WEIGHT_SLOTS) if fit >= 2 else 0
+        return min(fit, _MAX_WEIGHT_SLOTS) if fit >= 2 + self.ahead else 0
 
 
 def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
@@ -161,18 +164,20 @@ def _cost(problem: PointwisePair, config: Config, arch: Architecture) -> float:
     chunks = hidden // shape.chunk
     product = shape.rows * hidden * (depth + shape.columns) / (arch.wgmma_rate or 2048)
     steps = shape.rows * (hidden + shape.columns) / _STEPS_ELEMENTS_A_CYCLE
-    waits = (chunks * _CHUNK_WAIT + _TILE_WAIT) / min(shape.groups, 2)
+    waits = (chunks * _CHUNK_WAIT / (1 + shape.ahead) + _TILE_WAIT) / min(shape.groups, 2)
     weights = chunks * shape.weight_bytes(problem.c) / _L2_BYTES_A_CYCLE
     rows = min(shape.rows, problem.rows)
     memory = rows / problem.rows * problem.bytes / _MEMORY_BYTES_A_CYCLE
-    work = product + steps if shape.groups == 1 else max(product, steps)  # warpgroups take turns
+    overlaps = shape.groups > 1 or shape.ahead
+    work = max(product, steps) if overlaps else product + steps
     tile = max(work, memory, 0 if shape.resident else weights)
     return rounds * (tile + waits) + _START + (weights if shape.resident else 0)
 
 
 def _label(config: Config) -> str:
     shape = PairShape.from_config(config)
-    return f"{shape.rows}x{shape.chunk}x{shape.row}>{shape.columns}{' resident' if shape.resident else ''}"
+    extras = f"{' resident' if shape.resident else ''}{' ahead' if shape.ahead else ''}"
+    return f"{shape.rows}x{shape.chunk}x{shape.row}>{shape.columns}{extras}"
 
 
 FAMILY = hopper_family(
@@ -185,6 +190,7 @@ FAMILY = hopper_family(
         Parameter("row", (16, 32, 64), "input channels of a row in shared memory"),
         Parameter("groups", (1, 2, 3), "warpgroups that multiply, of 64 pixels each"),
         Parameter("weights", ("streamed", "resident"), "loaded for each tile, or once for all tiles of a block"),
+        Parameter("ahead", (1, 0), "1: the next chunk's first product runs during the steps between the convolutions"),
     ),
     launch_parameters=(
         Parameter("x_slots", (1, 2, 3), "buffers of pixels"),

@@ -14,14 +14,13 @@ struct PointwisePairPlan {
   // Output channels, hidden channels at a time, and input channels of a row in shared memory.
   static constexpr int kN = Config::kN, kChunk = Config::kChunk, kRow = Config::kRow;
   static constexpr int kGroups = Config::kGroups, kRows = 64 * kGroups, kThreads = 128 * (kGroups + 1);
-  static constexpr bool kResident = Config::kResident;
+  static constexpr bool kResident = Config::kResident, kAhead = Config::kAhead;
   static constexpr int kRowBytes = kRow * (int)sizeof(Element);
   // Hidden channels of a row of weight2 in shared memory; a chunk of 128 has two such rows for each output channel.
   static constexpr int kDepth = kChunk < 64 ? kChunk : 64, kDepthBytes = kDepth * (int)sizeof(Element);
   static constexpr int kSlabBytes = kRows * kRowBytes;            // kRow channels of a tile's pixels
   static constexpr int kWeight1Bytes = kChunk * kRowBytes;        // the same of a chunk's filters
   static constexpr int kWeight2Bytes = kN * kChunk * (int)sizeof(Element);
-  static constexpr int kMaxSlots = 4;
   static_assert(kN % 32 == 0 && kN <= 256 && kChunk % 32 == 0 && kChunk <= 128, "no such product");
   enum { kX = 0, kWeight1 = 1, kWeight2 = 2, kY = 3 };                        // PointwisePair.operands()
   static constexpr int kXMap = 0, kWeight1Map = 128, kWeight2Map = 256;  // offsets in Params
@@ -50,8 +49,9 @@ struct PointwisePairPlan {
     x.slot_bytes = x.slabs * kSlabBytes, x.weight_bytes = x.slabs * kWeight1Bytes + kWeight2Bytes;
     for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
     x.x_slots = a.launch[Launch::kXSlots], x.weight_slots = kResident ? x.chunks : a.launch[Launch::kWeightSlots];
-    if (x.x_slots < 1 || x.x_slots > 32 || x.weight_slots < 1)
-      return refused(out, "x_slots and weight_slots must be 1 to 32");
+    // The filters of a chunk are in use until the next chunk's are, and with kAhead those of a third one, too.
+    if (x.x_slots < 1 || x.x_slots > 32 || (!kResident && x.weight_slots < 2 + kAhead))
+      return refused(out, "x_slots must be 1 to 32, and weight_slots at least 2, or 3 with the next product ahead");
     const int64_t shared = kSmemAlignment + (int64_t)x.x_slots * (x.slot_bytes + 2 * ptx::kMbarrierBytes) +
                            (int64_t)x.weight_slots * (x.weight_bytes + 2 * ptx::kMbarrierBytes);
     if (shared > AT_MAX_SHARED_BYTES) return refused(out, "the tile needs more shared memory than the GPU has");

@@ -9,6 +9,9 @@
 // step `store` writes as one vector. Rounded, the same vectors are wgmma's first operand in registers; the second
 // weight's depth is in that order, too (layout "wgmma_pair", autotune/ir/weight_layout.py).
 //
+// A warpgroup has several things to do at the same time: the tensor cores multiply the next chunk's pixels (kAhead), the
+// tensors that its steps read come from memory, and this chunk's steps run.
+//
 // One warp loads pixels and one loads filters, into rings of buffers. The filters are loaded once a block if they fit
 // (kResident), else once a tile. plan.cuh has prepare().
 #pragma once
@@ -141,59 +144,108 @@ struct PointwisePair : PointwisePairPlan<Config> {
     }
   }
 
+  struct Position {
+    int tile, chunk;
+  };
+
+  // The next buffers of the rings, of pixels and of filters.
+  struct Rings {
+    PipelineState x{0, 0}, weights{0, 0};
+  };
+
+  // The buffers of a chunk whose first product has begun.
+  struct Chunk {
+    int x, weights;
+  };
+
+  AT_DEVICE static uint32_t filters_of(const Params& x, const Layout& smem, Chunk chunk) {
+    return smem.weights + chunk.weights * x.weight_bytes;
+  }
+
+  AT_DEVICE static Chunk begin(const Params& x, const Layout& smem, int group, Position at, Rings& rings,
+                               HiddenSums& hidden) {
+    if (at.chunk == 0) P::x_pipeline(smem).consumer_wait(rings.x);
+    if (!P::kResident) P::weight_pipeline(smem).consumer_wait(rings.weights);
+    else if (at.tile == blockIdx.x) P::weight_pipeline(smem).consumer_wait({at.chunk, 0});
+    const Chunk chunk{rings.x.index, P::kResident ? at.chunk : rings.weights.index};
+    multiply_pixels(x, smem.x + chunk.x * x.slot_bytes + group * 64 * P::kRowBytes, filters_of(x, smem, chunk), hidden);
+    if (!P::kResident) rings.weights.advance(x.weight_slots);
+    if (at.chunk + 1 == x.chunks) rings.x.advance(x.x_slots);
+    return chunk;
+  }
+
+  AT_DEVICE static void release(const Pipeline& pipeline, int& slot) {
+    if (slot >= 0 && threadIdx.x % 32 == 0) pipeline.consumer_release(slot);
+    slot = -1;
+  }
+
+  // What a warpgroup keeps from chunk to chunk.
+  struct Progress {
+    Position at;
+    Rings rings;
+    Chunk chunk;            // that of `at`, if its first product has begun
+    int used_filters = -1;  // the buffer of the second product that may be unfinished
+  };
+
+  // Two steps alternate with the two sets of registers: a copy of what is still being loaded would wait for it.
   AT_DEVICE static void multiply_all(const Params& x, const Layout& smem, int group) {
-    const Pipeline pixels = P::x_pipeline(smem), filters = P::weight_pipeline(smem);
-    PipelineState of_x{0, 0}, of_weights{0, 0};
-    bool loaded = false;  // the resident filters
-    Fetched fetched;
+    HiddenSums hidden[P::kAhead + 1];
+    Fetched fetched[2];
+    Sums sums;
+    Progress progress{{(int)blockIdx.x, 0}};
     griddepcontrol_wait();  // the steps read and write tensors
-    if constexpr (Hidden::kFetches) fetch_hidden(x, Rows(x, blockIdx.x, group), 0, fetched);
+    if constexpr (Hidden::kFetches) fetch_hidden(x, Rows(x, progress.at.tile, group), 0, fetched[0]);
+    if constexpr (P::kAhead) {
+      progress.chunk = begin(x, smem, group, progress.at, progress.rings, hidden[0]);
+      ptx::warpgroup_commit_batch();  // in place of a second product, for the first wait
+    }
 #pragma unroll 1
-    for (int tile = blockIdx.x; tile < x.tiles; tile += gridDim.x) {
-      const Rows rows(x, tile, group);
-      Sums sums;
-      pixels.consumer_wait(of_x);
-#pragma unroll 1
-      for (int chunk = 0; chunk < x.chunks; ++chunk) {
-        HiddenSums hidden;
-        const int slot = P::kResident ? chunk : of_weights.index;
-        if (!P::kResident) filters.consumer_wait(of_weights);
-        else if (!loaded) filters.consumer_wait({chunk, 0});
-        const uint32_t first = smem.weights + slot * x.weight_bytes, second = first + x.slabs * P::kWeight1Bytes;
-        multiply_pixels(x, smem.x + of_x.index * x.slot_bytes + group * 64 * P::kRowBytes, first, hidden);
-        Fetched next;
-        if constexpr (Hidden::kFetches) {
-          const bool ends = chunk + 1 == x.chunks;
-          const int next_tile = ends ? tile + gridDim.x : tile;
-          if (next_tile < x.tiles) fetch_hidden(x, Rows(x, next_tile, group), ends ? 0 : chunk + 1, next);
-        }
-        ptx::warpgroup_wait<0>();  // and for the second product of the chunk before
-        ptx::warpgroup_fence_operand(hidden);
-        ptx::warpgroup_fence_operand(sums);
-        if (threadIdx.x % 32 == 0) {
-          if (!P::kResident && chunk > 0)
-            filters.consumer_release(slot == 0 ? x.weight_slots - 1 : slot - 1);
-          if (chunk + 1 == x.chunks) pixels.consumer_release(of_x.index);
-        }
-        uint32_t operand[P::kChunk / 16][4];
-        finish_hidden(x, rows, chunk, hidden, fetched, operand);
-        multiply_hidden(second, operand, sums, chunk > 0);
-        if constexpr (Hidden::kFetches)
-#pragma unroll
-          for (int i = 0; i < kVectors; ++i)
-#pragma unroll
-            for (int j = 0; j < Hidden::kTensors; ++j) fetched[i][j] = next[i][j];
-        if (!P::kResident) of_weights.advance(x.weight_slots);
-      }
-      loaded = true;
-      of_x.advance(x.x_slots);
+    while (true) {
+      step(x, smem, group, progress, sums, hidden[0], hidden[P::kAhead], fetched[0], fetched[1]);
+      if (progress.at.tile >= x.tiles) return;
+      step(x, smem, group, progress, sums, hidden[P::kAhead], hidden[0], fetched[1], fetched[0]);
+      if (progress.at.tile >= x.tiles) return;
+    }
+  }
+
+  // A chunk. With kAhead the next chunk's first product runs while the steps before `conv` are applied to this one's.
+  // Committed then are, in this order: this first product, the second one of the chunk before, the next first product.
+  AT_DEVICE static void step(const Params& x, const Layout& smem, int group, Progress& progress, Sums& sums,
+                             HiddenSums& hidden, HiddenSums& next_hidden, const Fetched& fetched,
+                             Fetched& next_fetched) {
+    const Position at = progress.at;
+    const bool ends = at.chunk + 1 == x.chunks;
+    const Position next{ends ? at.tile + (int)gridDim.x : at.tile, ends ? 0 : at.chunk + 1};
+    const bool continues = next.tile < x.tiles;
+    const Rows rows(x, at.tile, group);
+    Chunk chunk = progress.chunk, next_chunk{};
+    if constexpr (P::kAhead) {
+      ptx::warpgroup_wait<1>();
+      ptx::warpgroup_fence_operand(hidden);
+      if (ends) release(P::x_pipeline(smem), chunk.x);
+      if (continues) next_chunk = begin(x, smem, group, next, progress.rings, next_hidden);
+    } else {
+      chunk = begin(x, smem, group, at, progress.rings, hidden);
+    }
+    if constexpr (Hidden::kFetches)
+      if (continues) fetch_hidden(x, Rows(x, next.tile, group), next.chunk, next_fetched);
+    if (P::kAhead && continues) ptx::warpgroup_wait<1>();
+    else ptx::warpgroup_wait<0>();
+    ptx::warpgroup_fence_operand(hidden);
+    ptx::warpgroup_fence_operand(sums);
+    if (!P::kAhead && ends) release(P::x_pipeline(smem), chunk.x);
+    if (!P::kResident) release(P::weight_pipeline(smem), progress.used_filters);
+    uint32_t operand[P::kChunk / 16][4];
+    finish_hidden(x, rows, at.chunk, hidden, fetched, operand);
+    multiply_hidden(filters_of(x, smem, chunk) + x.slabs * P::kWeight1Bytes, operand, sums, at.chunk > 0);
+    progress.used_filters = chunk.weights;
+    if (ends)
       store(x, rows, sums, [&] {
         ptx::warpgroup_wait<0>();
         ptx::warpgroup_fence_operand(sums);
-        if (!P::kResident && threadIdx.x % 32 == 0)
-          filters.consumer_release((of_weights.index == 0 ? x.weight_slots : of_weights.index) - 1);
+        if (!P::kResident) release(P::weight_pipeline(smem), progress.used_filters);
       });
-    }
+    progress.at = next, progress.chunk = next_chunk;
   }
 
   // The first product of a chunk: all input channels of the warpgroup's pixels.
