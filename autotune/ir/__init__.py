@@ -41,6 +41,7 @@ from autotune.ir.problem import (
     Conv2dFoldedSe,
     Conv2dSe,
     Conv2dSeSkip,
+    Conv2dSkip,
     Conv2dWgrad,
     Convolution,
     DepthToSpace,
@@ -94,6 +95,7 @@ from autotune.ir.rewrites import (
     fuse_pair,
     fuse_pool_projection,
     fuse_projection,
+    fuse_skip,
     split_gate,
 )
 from autotune.ir.weight_layout import pack_weight, turn_weight
@@ -134,6 +136,7 @@ __all__ = [
     "Conv2dFoldedSe",
     "Conv2dSe",
     "Conv2dSeSkip",
+    "Conv2dSkip",
     "Conv2dWgrad",
     "Convolution",
     "DepthToSpace",
@@ -188,6 +191,7 @@ __all__ = [
     "fuse_pair",
     "fuse_pool_projection",
     "fuse_projection",
+    "fuse_skip",
     "input_name",
     "is_built_in",
     "is_input",

@@ -18,6 +18,7 @@ from autotune.ir.problem import (
     Conv2dFoldedSe,
     Conv2dSe,
     Conv2dSeSkip,
+    Conv2dSkip,
     ExpandDepthwise,
     Gemm,
     Piece,
@@ -102,6 +103,49 @@ def _as_convolution(layer: Layer) -> Conv2d:
     problem = layer.problem
     assert isinstance(problem, Conv2d | Gemm)
     return problem.as_conv2d if isinstance(problem, Gemm) else problem
+
+
+def fuse_skip(conv: Layer, project: Layer, adding: Layer, name: str) -> Layer | None:
+    """Return two convolutions whose results are added as one layer, without the result of either.
+
+    None unless both have no step but biases before the sum, and `project` is a 1x1 convolution without padding.
+
+    Args:
+        conv: The first.
+        project: The second.
+        adding: That of the two whose step `add` adds the other's result; its steps after it are the layer's.
+        name: Name of the layer.
+    """
+    product, skip, whole = conv.problem, project.problem, adding.problem
+    assert isinstance(product, Conv2d) and isinstance(skip, Conv2d) and isinstance(whole, Conv2d)
+    other = project if adding is conv else conv
+    sums = [
+        step
+        for step in whole.epilogue.steps
+        if step.name == "add" and adding.buffers[step.arguments[0].name] == other.buffers["y"]
+    ]
+    window = (skip.r, skip.s, skip.pad, skip.groups, product.groups)
+    if len(sums) != 1 or window != (1, 1, (0, 0), 1, 1) or product.output_shape != skip.output_shape:
+        return None
+    begins = whole.epilogue.steps.index(sums[0])
+    before, after = whole.epilogue.steps[:begins], whole.epilogue.steps[begins + 1 :]
+    biases = [
+        (layer, step) for layer, steps in ((adding, before), (other, other.problem.epilogue.steps)) for step in steps
+    ]
+    if any(step.name != "bias" for _, step in biases):
+        return None
+    fields = _fields_without_epilogue(product)
+    chain = Epilogue((*("bias" for _ in biases[:1]), *(step.name for step in after)))
+    problem = Conv2dSkip(**fields, skip_h=skip.h, skip_w=skip.w, skip_c=skip.c, skip_stride=skip.stride, epilogue=chain)
+    buffers = {"x": conv.buffers["x"], "skip": project.buffers["x"], "y": adding.buffers["y"]}
+    weights = {"weight": conv.weights["weight"], "projection": project.weights["weight"]}
+    arguments = list(problem.epilogue.arguments)
+    if biases:
+        values = [layer.weights[step.arguments[0].name] for layer, step in biases]
+        weights[arguments.pop(0).name] = values[0] if len(values) == 1 else ConstantExpr("sum", tuple(values))
+    kept = [(adding, argument) for step in after for argument in step.arguments]
+    _add_arguments(kept, arguments, buffers, weights)
+    return Layer(name, problem, buffers, weights, adding.scalars)
 
 
 def fuse_concat(concat: Layer, conv: Layer, name: str) -> Layer | None:

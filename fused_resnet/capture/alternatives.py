@@ -30,6 +30,7 @@ from autotune.ir import (
     fuse_gate,
     fuse_pair,
     fuse_pool_projection,
+    fuse_skip,
     is_output,
     split_gate,
 )
@@ -64,6 +65,7 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
         found += _merged_groups(layer)
         found += _shuffled_product(layer)
         found += _paired(flow, layer)
+        found += _projected(flow, layer)
         reader = _only_reader(layers, layer)
         if reader is None:
             continue
@@ -118,6 +120,27 @@ def _paired(flow: Sequence[_Flow], first: Layer) -> Iterator[Alternative]:
     both = fuse_pair(first, second.layer, f"{second.layer.name}.paired", keep)
     if both:
         yield Alternative(both.name, (first.name, second.layer.name), (both,))
+
+
+def _projected(flow: Sequence[_Flow], first: Layer) -> Iterator[Alternative]:
+    """Yield a convolution together with another one that adds its result, if one of the two is a projection."""
+    made = first.buffers["y"]
+    if is_output(made) or not _is_convolution(first):
+        return
+    readers = [one.layer for one in flow if made in one.reads]
+    if len(readers) != 1 or not _is_convolution(readers[0]) or readers[0].buffers["x"] == made:
+        return
+    adding = readers[0]
+    for conv, project in ((adding, first), (first, adding)):
+        both = fuse_skip(conv, project, adding, f"{adding.name}.projected")
+        if both:
+            yield Alternative(both.name, (first.name, adding.name), (both,))
+            return
+
+
+def _is_convolution(layer: Layer) -> bool:
+    """Return whether a layer is a convolution in 16 bits."""
+    return isinstance(layer.problem, Conv2d) and layer.problem.dtype in ("f16", "bf16")
 
 
 def _is_product(layer: Layer) -> bool:

@@ -298,6 +298,13 @@ PROBLEMS = {
         "expand_depthwise n=1 h=56 w=56 c=24 k=144 r=3 s=3 pad=1 dtype={} epilogue=bias,hardswish,conv,bias,store,relu",
         "expand_depthwise n=5 h=7 w=7 c=192 k=1152 r=5 s=5 pad=2 dtype={} epilogue=bias,silu,conv,bias,silu",
     ],
+    "sm90_conv2d_skip": [
+        "conv2d_skip n=9 h=56 w=56 c=64 k=256 skip_h=56 skip_w=56 skip_c=64 dtype={} epilogue=bias,relu",
+        "conv2d_skip n=7 h=14 w=13 c=256 k=1024 skip_h=28 skip_w=26 skip_c=512 skip_stride=2 dtype={} epilogue=bias",
+        "conv2d_skip n=5 h=8 w=5 c=40 k=72 r=3 s=3 pad=1 skip_h=15 skip_w=10 skip_c=24 skip_stride=2 dtype={} "
+        "epilogue=bias,add,store,relu",
+        "conv2d_skip n=1 h=11 w=9 c=16 k=40 r=3 s=2 stride=2,1 pad=1 dilation=1,2 skip_h=6 skip_w=9 skip_c=8 dtype={}",
+    ],
     "sm90_pointwise_pair": [
         "pointwise_pair n=9 h=56 w=56 c=64 hidden=256 k=64 dtype={} epilogue=bias,add,relu,store,conv,bias,relu",
         "pointwise_pair n=17 h=28 w=27 c=128 hidden=512 k=256 dtype={} epilogue=bias,add,relu,store,conv,bias,relu",
@@ -353,8 +360,9 @@ def kernels_for(name, problem, arch, count):
 
 
 @pytest.fixture(scope="module")
-def trials(arch):
-    """(family, dtype) -> (problem, kernel) pairs, with the binaries of all, compiled together."""
+def trials(arch, request):
+    """(family, dtype) -> (problem, kernel) pairs, with the binaries of those to be tested, compiled together."""
+    wanted = [item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")]
     pairs = {
         (name, dtype): [
             (problem, kernel)
@@ -363,6 +371,7 @@ def trials(arch):
             for kernel in kernels_for(name, problem, arch, 8 if name.startswith("sm90") or name == "cuda_stem" else 2)
         ]
         for name, texts in PROBLEMS.items()
+        if name in wanted
         for dtype in arch.dtypes
         if dtype in DTYPES and dtype in family(name).dtypes and arch.name in family(name).architectures
     }

@@ -277,6 +277,14 @@ def expansion(rng: random.Random) -> str:
     return f"expand_depthwise n={n} h={h} w={w} c={c} k={k} r={side} s={side} stride={stride} pad={side // 2}"
 
 
+def with_skip(rng: random.Random) -> str:
+    window, stride = rng.choice((1, 3)), rng.choice((1, 2))
+    n, p, q = rng.randint(1, 5), rng.randint(1, 20), rng.randint(1, 20)
+    c, k, skip_c = 8 * rng.randint(1, 16), 8 * rng.randint(1, 40), 8 * rng.randint(1, 32)
+    skip = f"skip_h={stride * p} skip_w={stride * q} skip_c={skip_c} skip_stride={stride}"
+    return f"conv2d_skip n={n} h={p} w={q} c={c} k={k} r={window} s={window} pad={window // 2} {skip}"
+
+
 def pair(rng: random.Random) -> str:
     n, h, w = rng.randint(1, 5), rng.randint(1, 30), rng.randint(1, 30)
     c, hidden, k = 8 * rng.randint(1, 24), 8 * rng.randint(1, 64), 8 * rng.randint(1, 32)
@@ -331,6 +339,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cutlass2_conv2d_wgrad": lambda rng: convolution(rng, "conv2d_wgrad"),
     "cutlass2_gemm": product,
     "sm90_conv2d": lambda rng: rng.choice((grouped, grouped, product, excited))(rng),
+    "sm90_conv2d_skip": with_skip,
     "sm90_conv2d_wgrad": lambda rng: convolution(rng, "conv2d_wgrad"),
     "sm90_e4m3_conv2d": lambda rng: rng.choice((grouped, grouped, product))(rng),
     "sm90_folded_conv2d": folded,

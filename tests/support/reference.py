@@ -23,6 +23,7 @@ from autotune.ir import (
     Conv2dDgrad,
     Conv2dSe,
     Conv2dSeSkip,
+    Conv2dSkip,
     Conv2dWgrad,
     DepthToSpace,
     Elementwise,
@@ -149,6 +150,11 @@ def solve(  # noqa: PLR0912, PLR0915 -- a table
                     rows = given["projection"].flatten(1).unflatten(0, (problem.skip_groups, -1))
                     given["projected"] = torch.einsum("nhwgc,gkc->nhwgk", parts, rows).flatten(3)
                 given["squeezed"] = F.conv2d(x, given["w1"], None, *window).sum((2, 3)) / (problem.p * problem.q)
+        case Conv2dSkip():
+            window = (problem.stride, problem.pad, problem.dilation)
+            value = F.conv2d(given["x"].movedim(-1, 1), given["weight"], None, *window).movedim(1, -1)
+            down, right = problem.skip_stride
+            value = value + given["skip"][:, ::down, ::right] @ given["projection"].flatten(1).T
         case PatchConv2d() | StemBlock():
             n, p, q, k = problem.output_shape
             patches = F.unfold(given["x"], problem.block, stride=problem.block)

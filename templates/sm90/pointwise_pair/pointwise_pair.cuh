@@ -15,7 +15,7 @@
 // One warp loads pixels and one loads filters, into rings of buffers. The filters are loaded once a block if they fit
 // (kResident), else once a tile. plan.cuh has prepare().
 #pragma once
-#include "sm90/fragment.cuh"
+#include "sm90/row_store.cuh"
 #include "common/ptx/mbarrier.cuh"
 #include "common/ptx/registers.cuh"
 #include "common/ptx/shared_memory.cuh"
@@ -102,44 +102,18 @@ struct PointwisePair : PointwisePairPlan<Config> {
 
   using HiddenSums = float[1][P::kChunk / 2];
   using Sums = float[1][P::kN / 2];
-  static constexpr int kVectors = 2 * (P::kChunk / 32);      // of a thread and chunk
-  static constexpr int kOutputs = 2 * (P::kN / 32);          // of a thread and tile
-  // Output vectors whose operands are fetched together.
-  static constexpr int kGroup = kOutputs < 4 ? kOutputs : 4, kOutputGroups = (kOutputs + kGroup - 1) / kGroup;
+  static constexpr int kVectors = P::kChunk / 16;  // of a thread and chunk
 
-  // The thread's two pixels of a tile.
-  struct Rows {
-    int row[2];
-    bool there[2];
-    AT_DEVICE Rows(const Params& x, int tile, int group) {
-      const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        row[half] = tile * P::kRows + 64 * group + 16 * warp + 8 * half + fragment_row(lane);
-        there[half] = row[half] < x.rows;
-      }
-    }
-  };
-
-  // A vector of eight channels: whether it exists, a channel that exists, and its offset in a tensor.
-  struct Place {
-    bool there;
-    int channel;
-    int64_t offset;
-    AT_DEVICE Place(const Rows& rows, FragmentCoord at, int first, int channels) {
-      const int own = first + at.channel() + fragment_channel(threadIdx.x % 32);
-      there = rows.there[at.half] && own < channels;
-      channel = min(own, channels - 8);
-      offset = (int64_t)rows.row[at.half] * channels + channel;
-    }
-  };
+  AT_DEVICE static ThreadRows rows_of(const Params& x, int tile, int group) {
+    return ThreadRows(tile * P::kRows + 64 * group, x.rows);
+  }
 
   using Fetched = typename Hidden::Fetched[kVectors];
 
-  AT_DEVICE static void fetch_hidden(const Params& x, const Rows& rows, int chunk, Fetched& to) {
+  AT_DEVICE static void fetch_hidden(const Params& x, const ThreadRows& rows, int chunk, Fetched& to) {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      const Place place(rows, fragment_coord<1>(i), chunk * P::kChunk, x.hidden);
+      const VectorPlace place(rows, fragment_coord<1>(i), chunk * P::kChunk, x.hidden);
       if (place.there) Hidden::fetch(to[i], x.p.p, place.offset);
     }
   }
@@ -194,7 +168,7 @@ struct PointwisePair : PointwisePairPlan<Config> {
     Sums sums;
     Progress progress{{(int)blockIdx.x, 0}};
     griddepcontrol_wait();  // the steps read and write tensors
-    if constexpr (Hidden::kFetches) fetch_hidden(x, Rows(x, progress.at.tile, group), 0, fetched[0]);
+    if constexpr (Hidden::kFetches) fetch_hidden(x, rows_of(x, progress.at.tile, group), 0, fetched[0]);
     if constexpr (P::kAhead) {
       progress.chunk = begin(x, smem, group, progress.at, progress.rings, hidden[0]);
       ptx::warpgroup_commit_batch();  // in place of a second product, for the first wait
@@ -217,7 +191,7 @@ struct PointwisePair : PointwisePairPlan<Config> {
     const bool ends = at.chunk + 1 == x.chunks;
     const Position next{ends ? at.tile + (int)gridDim.x : at.tile, ends ? 0 : at.chunk + 1};
     const bool continues = next.tile < x.tiles;
-    const Rows rows(x, at.tile, group);
+    const ThreadRows rows = rows_of(x, at.tile, group);
     Chunk chunk = progress.chunk, next_chunk{};
     if constexpr (P::kAhead) {
       ptx::warpgroup_wait<1>();
@@ -228,7 +202,7 @@ struct PointwisePair : PointwisePairPlan<Config> {
       chunk = begin(x, smem, group, at, progress.rings, hidden);
     }
     if constexpr (Hidden::kFetches)
-      if (continues) fetch_hidden(x, Rows(x, next.tile, group), next.chunk, next_fetched);
+      if (continues) fetch_hidden(x, rows_of(x, next.tile, group), next.chunk, next_fetched);
     if (P::kAhead && continues) ptx::warpgroup_wait<1>();
     else ptx::warpgroup_wait<0>();
     ptx::warpgroup_fence_operand(hidden);
@@ -240,7 +214,7 @@ struct PointwisePair : PointwisePairPlan<Config> {
     multiply_hidden(filters_of(x, smem, chunk) + x.slabs * P::kWeight1Bytes, operand, sums, at.chunk > 0);
     progress.used_filters = chunk.weights;
     if (ends)
-      store(x, rows, sums, [&] {
+      store_rows<Steps, Element>(x.p.p, x.scalars, P::kY, rows, 0, x.k, sums, [&] {
         ptx::warpgroup_wait<0>();
         ptx::warpgroup_fence_operand(sums);
         if (!P::kResident) release(P::weight_pipeline(smem), progress.used_filters);
@@ -266,12 +240,12 @@ struct PointwisePair : PointwisePairPlan<Config> {
 
   // The steps before `conv`. A channel that does not exist becomes zero: the second weight has zeros there, but a NaN
   // would spread.
-  AT_DEVICE static void finish_hidden(const Params& x, const Rows& rows, int chunk, const HiddenSums& hidden,
+  AT_DEVICE static void finish_hidden(const Params& x, const ThreadRows& rows, int chunk, const HiddenSums& hidden,
                                       const Fetched& fetched, uint32_t (&operand)[P::kChunk / 16][4]) {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const FragmentCoord at = fragment_coord<1>(i);
-      const Place place(rows, at, chunk * P::kChunk, x.hidden);
+      const VectorPlace place(rows, at, chunk * P::kChunk, x.hidden);
       float v[8];
       load_fragment(v, hidden, at);
       if (!Hidden::kStores || place.there)
@@ -295,38 +269,6 @@ struct PointwisePair : PointwisePairPlan<Config> {
       Config::wgmma(sums[0], operand[k], ptx::SmemDescriptor{b + 2 * (k % kSteps), hi}, accumulate || k > 0);
     }
     ptx::warpgroup_commit_batch();
-  }
-
-  // The steps after `conv`. The first group's operands are fetched before the last products are waited for.
-  template <typename Wait>
-  AT_DEVICE static void store(const Params& x, const Rows& rows, Sums& sums, const Wait& wait) {
-    typename Steps::Fetched fetched[2][kGroup];
-    const auto fetch = [&](int group) {
-#pragma unroll
-      for (int j = 0; j < kGroup; ++j) {
-        if (group * kGroup + j >= kOutputs) continue;
-        const Place place(rows, fragment_coord<1>(group * kGroup + j), 0, x.k);
-        if (place.there) Steps::fetch(fetched[group % 2][j], x.p.p, place.offset);
-      }
-    };
-    if constexpr (Steps::kFetches) fetch(0);
-    wait();
-#pragma unroll
-    for (int group = 0; group < kOutputGroups; ++group) {
-      if constexpr (Steps::kFetches)
-        if (group + 1 < kOutputGroups) fetch(group + 1);
-#pragma unroll
-      for (int j = 0; j < kGroup; ++j) {
-        if (group * kGroup + j >= kOutputs) continue;
-        const FragmentCoord at = fragment_coord<1>(group * kGroup + j);
-        const Place place(rows, at, 0, x.k);
-        float v[8];
-        load_fragment(v, sums, at);
-        if (!Steps::kStores || place.there)
-          Steps::apply(v, x.p.p, x.scalars, place.channel, place.offset, fetched[group % 2][j]);
-        if (place.there) at::store(v, (Element*)x.p.p[P::kY] + place.offset);
-      }
-    }
   }
 };
 

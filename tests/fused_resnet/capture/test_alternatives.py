@@ -10,7 +10,7 @@ from architectures import ARCHITECTURES, ResNet, images, random_model
 from reference import relative_error
 from torch import nn
 
-from autotune.ir import WHOLE, Concat, ConcatConv2d, ExpandDepthwise, PointwisePair, SeGates
+from autotune.ir import WHOLE, Concat, ConcatConv2d, Conv2dSkip, ExpandDepthwise, PointwisePair, SeGates
 from autotune.runtime import ExecutionContext, NetworkPlan
 from fused_resnet.capture import capture
 from fused_resnet.module_state import module_state
@@ -160,6 +160,39 @@ def test_two_products_are_also_taken_together(make, name, chain, store):
 def test_a_product_that_waits_for_a_reader_of_the_first_is_not_taken_with_it():
     model = se_resnet9_fixup.randomize(Late().half()).eval()
     assert not [one for one in capture(model, (2, 4, 7, 9), "f16").alternatives if one.name.endswith(".paired")]
+
+
+class Projected(nn.Module):
+    """The end of a residual block with a projection; which convolution is the projection, the order decides."""
+
+    def __init__(self, first_is_projection):
+        super().__init__()
+        self.conv, self.end = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 16, 3, padding=1, bias=False)
+        self.down, self.norm = nn.Conv2d(3, 16, 1, 2), nn.BatchNorm2d(16)
+        self.first_is_projection = first_is_projection
+
+    def forward(self, x):
+        if self.first_is_projection:
+            skip = self.norm(self.down(x))
+            return torch.relu(self.end(torch.relu(self.conv(x))) + skip)
+        y = self.end(torch.relu(self.conv(x)))
+        y = torch.relu(y + self.norm(self.down(x)))
+        return y
+
+
+@pytest.mark.parametrize("first_is_projection", [False, True])
+def test_a_convolution_is_also_taken_with_the_projection_that_is_added(first_is_projection, store):
+    model = random_model(Projected(first_is_projection), size=14).half().eval()
+    x = images(2, 14).half()
+    network = capture(model.eval(), tuple(x.shape), "f16")
+    [name] = [one.name for one in network.alternatives if one.name.endswith(".projected")]
+    taken = with_alternatives(network, [name])
+    [both] = [layer.problem for layer in taken.layers if isinstance(layer.problem, Conv2dSkip)]
+    assert str(both.epilogue) == "bias,relu" and (both.r, both.skip_stride) == (3, (2, 2))
+    assert len(taken.layers) == len(network.layers) - 1
+    assert error(taken, model, x, store) < 3e-3
+    single = capture(model.float(), tuple(x.shape), "f32")
+    assert not [one for one in single.alternatives if one.name.endswith(".projected")], "for halves alone"
 
 
 class Gated(nn.Module):

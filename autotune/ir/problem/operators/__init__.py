@@ -8,6 +8,7 @@ from autotune.ir.problem.operators.conv2d_se import Conv2dSe
 from autotune.ir.problem.operators.folded_se import FoldedSe
 from autotune.ir.problem.operators.conv2d_folded_se import Conv2dFoldedSe
 from autotune.ir.problem.operators.conv2d_se_skip import Conv2dSeSkip
+from autotune.ir.problem.operators.conv2d_skip import Conv2dSkip
 from autotune.ir.problem.operators.patch_conv2d import PatchConv2d
 from autotune.ir.problem.operators.pointwise_pair import PointwisePair
 from autotune.ir.problem.operators.conv2d_dgrad import Conv2dDgrad
@@ -59,6 +60,7 @@ __all__ = [
     "Conv2dFoldedSe",
     "Conv2dSe",
     "Conv2dSeSkip",
+    "Conv2dSkip",
     "Conv2dWgrad",
     "Convolution",
     "DepthToSpace",

@@ -1,0 +1,125 @@
+// Host side and shared definitions of the kernel in conv2d_skip.cuh: sizes, parameters, prepare() and the shared-memory
+// layout.
+#pragma once
+#include "common/fast_divmod.cuh"
+#include "sm90/pipeline.cuh"
+#include "sm90/smem_layout.cuh"
+#include "common/ptx/tma.cuh"
+
+namespace at {
+
+template <typename Config>
+struct Conv2dSkipPlan {
+  using Element = typename Config::Element;
+  using Launch = typename Config::Launch;
+  static constexpr int kN = Config::kN, kGroups = Config::kGroups;
+  static constexpr int kRows = 64 * kGroups, kThreads = 128 * (kGroups + 1);
+  static constexpr int kK = 64, kRowBytes = kK * (int)sizeof(Element);  // channels of a step, 128 swizzled bytes
+  static constexpr int kPixelBytes = kRows * kRowBytes, kSlotBytes = kPixelBytes + kN * kRowBytes;
+  static_assert(kN % 32 == 0 && kN <= 256, "no such tile");
+  enum { kX = 0, kWeight = 1, kSkip = 2, kProjection = 3, kY = 4 };  // Conv2dSkip.operands()
+  static constexpr int kXMap = 0, kWeightMap = 128, kSkipMap = 256, kProjectionMap = 384;  // offsets in Params
+
+  // An input: how its pixels follow from those of the output.
+  struct Input {
+    int chunks;                              // of kK channels
+    int pointwise;                           // output pixels are its pixels
+    int stride_h, stride_w, pad_h, pad_w;
+  };
+
+  struct alignas(64) Params {
+    uint8_t x_map[128], weight_map[128], skip_map[128], projection_map[128];
+    Input x, skip;
+    int r, s, dilation_h, dilation_w;
+    int rows, last_row, k;  // pixels of the output, the first of the last tile; channels
+    int tiles, slots, fill_bytes;
+    FastDivmod columns;               // of tiles
+    FastDivmod out_area, out_width;  // in pixels
+    float scalars[AT_MAX_SCALARS];
+    at_pointers p;
+  };
+
+  // ---- Before the launch ----
+
+  template <typename Problem>
+  AT_DEVICE static void prepare(const Problem& a, at_prepared* out) {
+    Params x{};
+    const int64_t rows = (int64_t)a.n * a.p * a.q;
+    if (a.c % 8 || a.skip_c % 8 || a.k % 8) return refused(out, "c, skip_c and k must be multiples of 8");
+    if (a.groups > 1) return refused(out, "groups must be 1");
+    if (rows >= 1ll << 31) return refused(out, "there must be fewer than 2^31 pixels");
+    const bool pointwise = a.r * a.s == 1 && a.stride_h * a.stride_w == 1 && a.pad_h + a.pad_w == 0;
+    x.x = {(int)ceil_div(a.c, kK), pointwise, a.stride_h, a.stride_w, a.pad_h, a.pad_w};
+    x.skip = {(int)ceil_div(a.skip_c, kK), a.skip_stride_h * a.skip_stride_w == 1, a.skip_stride_h, a.skip_stride_w, 0, 0};
+    x.r = a.r, x.s = a.s, x.dilation_h = a.dilation_h, x.dilation_w = a.dilation_w;
+    // The last tile ends with the last pixel and recomputes some of the tile before to the same bits; see conv2d/plan.cuh.
+    const int pixels = (int)min((int64_t)kRows, rows);
+    x.rows = (int)rows, x.last_row = max(x.rows - kRows, 0), x.k = a.k;
+    x.fill_bytes = pixels * kRowBytes + kN * kRowBytes;
+    const int columns = (int)ceil_div(a.k, kN);
+    x.columns = FastDivmod::make(columns), x.tiles = (int)ceil_div(rows, kRows) * columns;
+    x.out_area = FastDivmod::make(a.p * a.q), x.out_width = FastDivmod::make(a.q);
+    x.slots = a.launch[Launch::kSlots];
+    for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
+    const int64_t shared = kSmemAlignment + (int64_t)x.slots * (kSlotBytes + 2 * ptx::kMbarrierBytes);
+    if (x.slots < 2 || shared > AT_MAX_SHARED_BYTES)
+      return refused(out, "slots must be at least 2, and fit the shared memory of the GPU");
+    const int grid = a.launch[Launch::kGrid] ? a.launch[Launch::kGrid] : x.tiles;
+    prepared(out, x, min(x.tiles, grid), 1, 1, kThreads, (int)shared, 0);
+
+    const uint64_t c = a.c, h = a.h, w = a.w, n = a.n, taps = a.r * a.s, padded_k = ceil_div(a.k, 32) * 32;
+    const auto ask = [&](int offset, int pointer) -> at_tensor_map& {
+      at_tensor_map& map = out->tensor_maps[out->tensor_map_count++];
+      map = {offset, pointer, Config::kMapElement, ptx::swizzle_mode(kRowBytes)};
+      return map;
+    };
+    const auto ask_pixels = [&](int offset, int pointer, const Input& of, uint64_t c, uint64_t h, uint64_t w, int reach_h,
+                                int reach_w) {
+      at_tensor_map& map = ask(offset, pointer);
+      if (of.pointwise) {
+        ptx::describe_tensor_map<Element>(map, {c, (uint64_t)rows}, {kK, (uint32_t)pixels}, {1, 1});
+        return;
+      }
+      const uint32_t step_h = of.stride_h, step_w = of.stride_w;
+      ptx::describe_tensor_map<Element>(map, {c, w, h, n}, {kK, 1, 1, 1}, {1, step_w, step_h, 1});
+      map.pixels = pixels;
+      map.lower[0] = -of.pad_w, map.upper[0] = of.pad_w - reach_w;
+      map.lower[1] = -of.pad_h, map.upper[1] = of.pad_h - reach_h;
+    };
+    ask_pixels(kXMap, kX, x.x, c, h, w, (a.r - 1) * a.dilation_h, (a.s - 1) * a.dilation_w);
+    ptx::describe_tensor_map<Element>(ask(kWeightMap, kWeight), {c, taps, padded_k}, {kK, 1, kN}, {1, 1, 1});
+    const uint64_t skip_c = a.skip_c, skip_h = a.skip_h, skip_w = a.skip_w;
+    ask_pixels(kSkipMap, kSkip, x.skip, skip_c, skip_h, skip_w, 0, 0);
+    ptx::describe_tensor_map<Element>(ask(kProjectionMap, kProjection), {skip_c, 1, padded_k}, {kK, 1, kN}, {1, 1, 1});
+  }
+
+ protected:
+  // ---- Of a block ----
+
+  // Addresses in shared memory. A slot holds a step's pixels, then its filters.
+  struct Layout {
+    uint32_t slots, full, empty;
+    AT_DEVICE Layout(const Params& x, uint32_t memory) {
+      SmemLayout layout(memory);
+      slots = layout.add(x.slots * kSlotBytes);
+      full = layout.add_barriers(x.slots);
+      empty = layout.add_barriers(x.slots);
+    }
+  };
+
+  AT_DEVICE static Pipeline pipeline(const Layout& smem) { return {smem.full, smem.empty}; }
+
+  // Tiles that follow each other share their pixels.
+  struct Tile {
+    int row, channel;
+    AT_DEVICE Tile(const Params& x, int index) {
+      int column;
+      row = min(x.columns.divmod(index, column) * kRows, x.last_row);
+      channel = column * kN;
+    }
+  };
+
+  AT_DEVICE static int steps(const Params& x) { return x.r * x.s * x.x.chunks + x.skip.chunks; }
+};
+
+}  // namespace at

@@ -1,0 +1,58 @@
+"""A convolution plus the projection of a skip connection in one Hopper kernel: its own text, run on a CPU."""
+
+import pytest
+from emulator import Emulated, relative_errors
+from kernels import assert_not_serialized, need_compiler
+
+from autotune.core import ProblemError, architecture
+from autotune.families import Kernel, family
+from autotune.ir import Epilogue, parse
+
+SM90, FAMILY = architecture("sm90"), family("sm90_conv2d_skip")
+# Pixels of both inputs by rows and gathered, strides of either; channels that fill no step and no tile; fewer pixels
+# than a tile, and a last tile that begins in the one before; steps that read and write tensors.
+CASES = {
+    "a bottleneck's end": (
+        "n=3 h=9 w=11 c=64 k=256 skip_h=9 skip_w=11 skip_c=64 dtype=f16 epilogue=bias,relu",
+        {"tile_n": 256, "groups": 2},
+    ),
+    "with a stride": (
+        "n=2 h=7 w=7 c=128 k=192 skip_h=14 skip_w=13 skip_c=72 skip_stride=2 dtype=bf16 epilogue=bias,add,store,relu",
+        {"tile_n": 64, "groups": 1},
+    ),
+    "a basic block's end": (
+        "n=5 h=8 w=5 c=40 k=72 r=3 s=3 pad=1 skip_h=15 skip_w=10 skip_c=24 skip_stride=2 dtype=f16 epilogue=bias,relu",
+        {"tile_n": 96, "groups": 3},
+    ),
+    "a strided convolution": (
+        "n=1 h=11 w=9 c=16 k=40 r=3 s=2 stride=2,1 pad=1 dilation=1,2 skip_h=6 skip_w=9 skip_c=136 dtype=bf16",
+        {"tile_n": 32, "groups": 2},
+    ),
+}
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("text", "config"), CASES.values(), ids=CASES)
+def test_the_kernels_text_computes_both_convolutions(text, config, tmp_path):
+    problem = parse(f"conv2d_skip {text}")
+    assert FAMILY.why_not_served(problem, SM90) is None
+    assert config in FAMILY.configs_for(problem, SM90)
+    emulated = Emulated(Kernel.of(FAMILY.name, config, problem.dtype, problem.epilogue, "sm_90"), tmp_path)
+    launches = FAMILY.launches(problem, config, SM90)
+    for launch in (*launches, launches[0] | {"slots": 2, "grid": 2}):
+        assert 0 < emulated.shared_bytes(problem, launch) <= SM90.block_shared
+        for name, error in relative_errors(emulated, problem, launch).items():
+            assert error < {"f16": 1e-3, "bf16": 8e-3}[problem.dtype], (name, launch)
+
+
+@pytest.mark.compile
+def test_the_products_overlap(tmp_path):
+    kernel = Kernel.of(FAMILY.name, {"tile_n": 256, "groups": 2}, "f16", Epilogue.parse("bias,relu"), "sm_90")
+    assert_not_serialized(need_compiler("sm_90", nvcc=True), kernel, tmp_path)
+
+
+def test_what_it_does_not_serve_has_a_reason():
+    odd = parse("conv2d_skip n=1 h=4 w=4 c=12 k=32 skip_h=4 skip_w=4 skip_c=8 dtype=f16")
+    assert "multiples of 8" in FAMILY.why_not_served(odd, SM90)
+    with pytest.raises(ProblemError, match="must have the size of the convolution, 4 x 4"):
+        parse("conv2d_skip n=1 h=4 w=4 c=8 k=32 skip_h=4 skip_w=4 skip_c=8 skip_stride=2 dtype=f16")
