@@ -2,8 +2,8 @@
 
 from autotune.ir.abi import MAP_ELEMENTS
 from autotune.ir.byte_formats import BYTE_FORMATS, BYTE_PRECISIONS, E4M3, MAX_PRODUCTS, S8, ByteFormat
+from autotune.ir.byte_sums import MAX_SUM_ERROR, sum_error
 from autotune.ir.constant_expr import ConstantExpr, ConstantSource, State, evaluate
-from autotune.ir.e4m3_sums import MAX_SUM_ERROR, sum_error
 from autotune.ir.epilogue import MAX_SCALARS, Epilogue, Step
 from autotune.ir.epilogue_steps import define_step, full_name, register_step
 from autotune.ir.network import (

@@ -9,7 +9,7 @@
   reads them.
 - `wgmma`: krsc with the output channels in the order of wgmma's accumulator columns, see `_wgmma`.
 - `wgmma<M>`, such as `wgmma8`: the same with each M groups merged into one, with zeros between them.
-- `wgmma_pair`: the same with the input channels in that order, too, see `_wgmma_pair`.
+- `wgmma_pair`: the same with the input channels as wgmma's results in registers have them, see `_wgmma_pair`.
 - `wgmma_patch`: the second operand of a wgmma whose first is in registers, see `_wgmma_patch`.
 - `mma`: the second operand of mma.m16n8k16 in registers, see `_mma`.
 """
@@ -129,13 +129,17 @@ def _wgmma(weight: torch.Tensor) -> torch.Tensor:
 def _wgmma_pair(weight: torch.Tensor) -> torch.Tensor:
     """Return the weight of a convolution whose input channels are a wgmma's results, in registers.
 
-    Rounded to two bytes, a thread's accumulators of 16 columns are its part of another wgmma's first operand, as they
-    are. So the input channels, padded with zeros to a multiple of 32, are in the columns' order, which is that of the
-    output channels in `_wgmma`.
+    A thread's accumulators of 32 columns are 8 neighbouring channels (see `_wgmma`). Rounded and packed into registers
+    of 32 bits, these are its part of another wgmma's first operand, as they are (PTX ISA, "Register Fragments for
+    wgmma.mma_async", fragment of A): thread t of a quad holds columns e t to e t + e - 1 of each 4 e columns, e the
+    elements of a register. So column 4 e g + e t + i is channel 8 t + e g + i. The input channels are padded with
+    zeros to a multiple of 32, and the output channels are as in `_wgmma`.
     """
+    elements = 4 // weight.element_size()
     rows = _wgmma(_padded(weight, 1, _CHANNEL_BLOCK))
-    ordered = rearrange(rows, "block g t e r s (depth u h f) -> block g t e r s depth h u f", u=4, h=4, f=2)
-    return rearrange(ordered, "block g t e r s depth h u f -> (block g t e) r s (depth h u f)")
+    return rearrange(
+        rows, "block g t e r s (depth u h i) -> (block g t e) r s (depth h u i)", u=4, h=8 // elements, i=elements
+    )
 
 
 def _wgmma_patch(weight: torch.Tensor) -> torch.Tensor:

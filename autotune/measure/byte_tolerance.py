@@ -15,14 +15,15 @@ from autotune.ir import S8, ByteFormat
 WHOLE_SLACK = 1e-3
 """Error of an int8 result before it is rounded to a whole number.
 
-int8 sums are exact. The epilogue runs in float32 and may lose a few roundings of values up to some hundreds."""
+int8 sums are exact, unless `ir.sum_error` says otherwise. The epilogue runs in float32 and may lose a few roundings of
+values up to some hundreds."""
 FLOAT_SLACK = 2e-5
 """Error of an e4m3 result before it is rounded, relative to its spread: sums and epilogue run in float32."""
 
 
 def nominal(form: ByteFormat, of_sums: float) -> float:
     """Return the allowance of a format in one number: absolute for s8, relative to the spread of values for e4m3."""
-    return WHOLE_SLACK if form is S8 else FLOAT_SLACK + of_sums
+    return (WHOLE_SLACK if form is S8 else FLOAT_SLACK) + of_sums
 
 
 def allowance(form: ByteFormat, expected: torch.Tensor, of_sums: float) -> torch.Tensor:

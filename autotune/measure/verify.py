@@ -7,13 +7,12 @@ inputs and of the reference show whether a kernel wrote there, before the next k
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 
 import torch
 
-from autotune.ir import BYTE_FORMATS, S8, TENSOR_DTYPES, Epilogue, Operand, Problem, compute
+from autotune.ir import BYTE_FORMATS, S8, TENSOR_DTYPES, Epilogue, Operand, Problem, Step, compute
 from autotune.measure import byte_tolerance
 from autotune.measure.timers import Runnable, stream_of, synchronize
 
@@ -72,20 +71,37 @@ class Workload:
         self._sums = self._checksums()
 
     def _spread_bytes(self) -> None:
-        """Scale an epilogue argument so that results spread over the range of a byte instead of saturating.
+        """Scale epilogue arguments so that results spread over the range of a byte instead of saturating.
 
-        The argument is that of the first epilogue step that scales, if there is one.
+        They are those of the first step that scales, and of the first one after each anchor, in the order of the chain.
         """
-        before = dataclasses.replace(self.problem, epilogue=Epilogue(self.problem.anchors))
+        chain = self.problem.epilogue
+        for anchors, part in enumerate(chain.parts):
+            step = next((step for step in part if step.name in ("scale", "mul_scalar")), None)
+            if step:
+                self._spread(Epilogue(chain.names[: chain.steps.index(step)]), anchors, step)
+
+    def _spread(self, before: Epilogue, anchors: int, step: Step) -> None:
+        """Scale a step's argument so that the values before it spread.
+
+        Args:
+            before: The steps before it.
+            anchors: Number of anchors among these.
+            step: The step.
+        """
+        inputs, own = self._inputs(torch.float32), self.problem.scalars
         with torch.no_grad():
-            values = compute(before, self._inputs(torch.float32), self.scalars)["y"]
+            functions = self.problem.reference_anchors(inputs)[:anchors]
+            values, _ = before.apply(
+                self.problem.reference(inputs, self.scalars[:own]), inputs, self.scalars[own:], functions
+            )
         gain = _BYTE_RMS / max(float(values.square().mean().sqrt()), 1e-30)
-        first = next((step for step in self.problem.epilogue.steps if step.name in ("scale", "mul_scalar")), None)
-        if first and first.name == "scale":
-            self.tensors[first.arguments[0].name] *= 2 * gain  # random_tensor halves vectors
-        elif first:
-            own = self.problem.scalars + first.arguments[0].index
-            self.scalars = tuple(s * (gain if i == own else 1.0) for i, s in enumerate(self.scalars))
+        (argument,) = step.arguments
+        if argument.kind == "vector":
+            self.tensors[argument.name] *= 2 * gain  # random_tensor halves vectors
+        else:
+            index = own + argument.index
+            self.scalars = tuple(s * (gain if i == index else 1.0) for i, s in enumerate(self.scalars))
 
     def _inputs(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Return all operands but the outputs, which are not written yet, in a dtype."""

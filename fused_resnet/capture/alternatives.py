@@ -144,9 +144,12 @@ def _is_convolution(layer: Layer) -> bool:
 
 
 def _is_product(layer: Layer) -> bool:
-    """Return whether a layer is a linear layer or a 1x1 convolution in 16 bits, without groups, stride or padding."""
+    """Return whether a layer is a linear layer or a 1x1 convolution without groups, stride or padding.
+
+    Not one in e4m3: how exact the sums of two joined products would be is not known.
+    """
     problem = layer.problem
-    if problem.dtype not in ("f16", "bf16"):
+    if problem.dtype not in ("f16", "bf16", "s8") or problem.output_dtype != problem.dtype:
         return False
     return isinstance(problem, Gemm) or (isinstance(problem, Conv2d) and problem.is_pointwise and problem.groups == 1)
 

@@ -34,9 +34,9 @@ struct VectorPlace {
 };
 
 // Applies the steps and stores. The first vectors' tensors are fetched before `wait` waits for the accumulators.
-template <typename Steps, typename Element, int kColumns, typename Wait>
+template <typename Steps, typename Element, typename Sum, int kColumns, typename Wait>
 AT_DEVICE void store_rows(void* const* p, const float* scalars, int y, const ThreadRows& rows, int first, int channels,
-                          float (&sums)[1][kColumns], const Wait& wait) {
+                          Sum (&sums)[1][kColumns], const Wait& wait) {
   constexpr int kVectors = kColumns / 8;                  // of the thread
   constexpr int kGroup = kVectors < 4 ? kVectors : 4;  // vectors whose tensors are fetched together
   constexpr int kGroups = (kVectors + kGroup - 1) / kGroup;

@@ -1,13 +1,16 @@
 """Two 1x1 convolutions in one Hopper kernel: its own text, run on a CPU."""
 
+import dataclasses
+
 import pytest
 from emulator import Emulated, relative_errors
-from kernels import assert_not_serialized, need_compiler
+from kernels import assert_not_serialized, need_compiler, random_inputs
+from reference import assert_bytes_are_right, solve
 
 from autotune.core import architecture
 from autotune.families import Kernel, family
 from autotune.families.sm90.pointwise_pair import PairShape
-from autotune.ir import Epilogue, parse
+from autotune.ir import Epilogue, parse, sum_error
 
 SM90, FAMILY = architecture("sm90"), family("sm90_pointwise_pair")
 # Hidden and output channels that fill no chunk and no 32 columns, input channels that fill no row, tiles that end
@@ -40,9 +43,9 @@ def config_of(problem, chosen):
     (columns,), (row,) = (
         FAMILY.candidate_values(parameter, {}, SM90, problem.dtype, problem)
         for parameter in FAMILY.parameters
-        if parameter.name in ("columns", "row")
+        if parameter.name in ("columns", "row_bytes")
     )
-    return {"columns": columns, "chunk": chosen["chunk"], "row": row, **chosen}
+    return {"columns": columns, "chunk": chosen["chunk"], "row_bytes": row, **chosen}
 
 
 @pytest.mark.compile
@@ -54,7 +57,7 @@ def test_the_kernels_text_computes_both_convolutions(text, chosen, tmp_path):
     assert config in FAMILY.configs_for(problem, SM90)
     emulated = Emulated(Kernel.of(FAMILY.name, config, problem.dtype, problem.epilogue, "sm_90"), tmp_path)
     few = {"grid": 2}  # so that a block has several tiles
-    shape = PairShape.from_config(config)
+    shape = PairShape.from_config(config, problem.dtype)
     for launch in FAMILY.launches(problem, config, SM90):
         most = launch | few | ({} if shape.resident else {"weight_slots": 2 + shape.ahead})
         assert 0 < emulated.shared_bytes(problem, launch) <= SM90.block_shared
@@ -62,11 +65,60 @@ def test_the_kernels_text_computes_both_convolutions(text, chosen, tmp_path):
             assert error < {"f16": 1e-3, "bf16": 8e-3}[problem.dtype], (name, most)
 
 
+BYTES = {
+    "a ResNet's boundary": (
+        "n=3 h=9 w=13 c=64 hidden=256 k=64 epilogue=scale,bias,add,mul_scalar,relu,store,conv,scale,bias,relu",
+        {"chunk": 128, "groups": 2, "weights": "resident", "ahead": 0},
+    ),
+    "odd channels": (
+        "n=2 h=7 w=7 c=48 hidden=176 k=80 epilogue=scale,bias,relu,store,conv,scale,bias,add",
+        {"chunk": 64, "groups": 1, "weights": "streamed", "ahead": 0},
+    ),
+    "wide rows": (
+        "n=1 h=11 w=12 c=272 hidden=112 k=32 epilogue=scale,bias,store,conv,scale",
+        {"chunk": 32, "groups": 3, "weights": "streamed", "ahead": 1},
+    ),
+}
+
+
+def spread(problem, tensors, scalars):
+    """The tensors with scales such that both results spread over the range of a byte, the hidden one first."""
+    names = problem.epilogue.names
+    until = dataclasses.replace(problem, epilogue=Epilogue(("store", "conv")))
+    for outputs, step in (("store0", 0), ("y", names.index("scale", names.index("conv")))):
+        values = solve(until, tensors, scalars)[outputs]
+        scale = problem.epilogue.steps[step].arguments[0].name
+        tensors = {**tensors, scale: tensors[scale] * (2 * 40 / float(values.square().mean().sqrt()))}
+        until = dataclasses.replace(problem, epilogue=Epilogue(names[: names.index("conv") + 1]))
+    return tensors
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("text", "chosen"), BYTES.values(), ids=BYTES)
+def test_the_kernels_text_computes_both_convolutions_of_bytes(text, chosen, tmp_path):
+    problem = parse(f"pointwise_pair {text.replace(' epilogue', ' dtype=s8 epilogue')}")
+    config = config_of(problem, chosen)
+    assert config in FAMILY.configs_for(problem, SM90)
+    emulated = Emulated(Kernel.of(FAMILY.name, config, "s8", problem.epilogue, "sm_90"), tmp_path)
+    tensors, scalars = random_inputs(problem)
+    tensors = spread(problem, tensors, scalars)
+    found = emulated.run(problem, tensors, scalars, FAMILY.launches(problem, config, SM90)[0] | {"grid": 2}, 1)
+    for name, value in solve(problem, tensors, scalars).items():
+        assert_bytes_are_right(found[name], value, name, sum_error(problem, config) if name == "y" else 0.0)
+
+
 @pytest.mark.compile
 @pytest.mark.parametrize("weights", ["resident", "streamed"])
 @pytest.mark.parametrize("chunk", [32, 64, 128])
 def test_the_products_overlap(weights, chunk, tmp_path):
-    config = {"columns": 64, "chunk": chunk, "row": 64, "groups": 2, "weights": weights, "ahead": int(chunk < 128)}
+    config = {
+        "columns": 64,
+        "chunk": chunk,
+        "row_bytes": 128,
+        "groups": 2,
+        "weights": weights,
+        "ahead": int(chunk < 128),
+    }
     epilogue = Epilogue.parse("bias,add,relu,store,conv,bias,relu")
     kernel = Kernel.of(FAMILY.name, config, "f16", epilogue, "sm_90")
     assert_not_serialized(need_compiler("sm_90", nvcc=True), kernel, tmp_path)
@@ -75,7 +127,7 @@ def test_the_products_overlap(weights, chunk, tmp_path):
 def test_the_family_counts_the_kernels_shared_memory(tmp_path):
     problem = parse("pointwise_pair n=1 h=28 w=28 c=128 hidden=512 k=128 dtype=f16 epilogue=conv")
     for config in FAMILY.configs_for(problem, SM90):
-        shape = PairShape.from_config(config)
+        shape = PairShape.from_config(config, problem.dtype)
         for launch in FAMILY.launches(problem, config, SM90):
             slots = launch["weight_slots"] or 512 // shape.chunk
             taken = 1024 + launch["x_slots"] * shape.slot_bytes(128) + slots * shape.weight_bytes(128)

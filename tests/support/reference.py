@@ -180,9 +180,12 @@ def solve(  # noqa: PLR0912, PLR0915 -- a table
         case PointwisePair():
             value = torch.einsum("nhwc,kc->nhwk", given["x"], given["weight1"].flatten(1))
             second = given["weight2"].flatten(1)
-            return run_chain(
-                problem.epilogue.names, value, given, scalars, lambda v: torch.einsum("nhwc,kc->nhwk", v, second)
-            )
+
+            def multiplied(hidden: torch.Tensor) -> torch.Tensor:
+                rounded = hidden.round().clamp(-128, 127) if problem.dtype == "s8" else hidden
+                return torch.einsum("nhwc,kc->nhwk", rounded, second)
+
+            return run_chain(problem.epilogue.names, value, given, scalars, multiplied)
         case SeTail():
             value = _gated(given["x"], given)
         case SeGates():
@@ -412,8 +415,9 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 def assert_bytes_are_right(actual: torch.Tensor, expected: torch.Tensor, name: str, error: float = 2e-5) -> None:
     """Check that each value of an 8-bit format is the expected one, rounded.
 
-    Both neighbours of a tie are accepted: of s8 within 1e-3 of it, of e4m3 within `error` times the magnitude of the
-    value plus that of its channel. Sums in float32, whose error is the default, leave few roundings open.
+    Both neighbours of a tie are accepted: of s8 within 1e-3 of it, or within a larger `error`; of e4m3 within `error`
+    times the magnitude of the value plus that of its channel. Sums in float32, whose error is the default, leave few
+    roundings open.
     """
     if actual.dtype == torch.float8_e4m3fn:
         spread = expected.square().flatten(0, -2).mean(0).sqrt().clamp_min(expected.square().mean().sqrt())
@@ -426,10 +430,8 @@ def assert_bytes_are_right(actual: torch.Tensor, expected: torch.Tensor, name: s
         assert certain.double().mean() > (0.8 if error == 2e-5 else 0), "it would prove little to leave them open"
         assert found.std() > 5 and (found.abs() == 448).double().mean() < 0.1, "nor would one of saturated values"
         return
-    expected = expected.clamp(-128, 127)
-    exact = expected.round()
-    near = (expected - expected.floor() - 0.5).abs() < 1e-3
-    wrong = (actual.cpu().double() != exact) & ~near
+    slack, found = max(error, 1e-3), actual.cpu().double()
+    low, high = ((expected + side * slack).clamp(-128, 127).round() for side in (-1, 1))
+    wrong = (found < low) | (found > high)
     assert not wrong.any(), f"{name}: {int(wrong.sum())} of {wrong.numel()} bytes"
-    assert (actual.cpu().double() - exact).abs().max() <= 1
-    assert exact.std() > 5, "a test of saturated bytes would prove little"
+    assert expected.clamp(-128, 127).std() > 5, "a test of saturated bytes would prove little"

@@ -1,6 +1,6 @@
 """sm90_conv2d for e4m3: the same kernels with float32 sums, and one parameter more.
 
-A tensor core rounds sums of e4m3 products to about 14 bits (ir/e4m3_sums.py). `promote` says how often float32
+A tensor core rounds sums of e4m3 products to about 14 bits (ir/byte_sums.py). `promote` says how often float32
 registers take them over, which costs time and twice the registers. Kernels whose sums would be too inexact do not fit
 a problem. It is a family of its own because a parameter of sm90_conv2d would be one of all kernels that databases hold.
 """

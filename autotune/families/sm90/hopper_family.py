@@ -33,8 +33,9 @@ def hopper_family(
     label: Callable[[Config], str],
     weight_layouts: Mapping[str, str],
     context: Callable[[Config, Architecture, str], Mapping[str, object]] = hopper_context,
+    dtypes: tuple[str, ...] = ("f16", "bf16"),
 ) -> Family[P]:
-    """Return a family of kernels for sm90 in fp16 and bf16 with float32 sums.
+    """Return a family of kernels for sm90.
 
     The arguments are the fields of Family, but `weight_layouts` holds for all configs.
     """
@@ -44,7 +45,7 @@ def hopper_family(
         kind=DEVICE_IMAGE,
         template=template,
         architectures=("sm90",),
-        dtypes=("f16", "bf16"),
+        dtypes=dtypes,
         parameters=parameters,
         launch_parameters=launch_parameters,
         why_illegal=why_illegal,

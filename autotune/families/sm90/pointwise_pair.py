@@ -1,4 +1,4 @@
-"""Two 1x1 convolutions for Hopper without the tensor between them: TMA and wgmma; fp16 and bf16, NHWC.
+"""Two 1x1 convolutions for Hopper without the tensor between them: TMA and wgmma; fp16, bf16 and signed bytes, NHWC.
 
 The GEMMs are M = n*h*w, N = hidden, K = c, and M, N = k, K = hidden. See
 templates/sm90/pointwise_pair/pointwise_pair.cuh.
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 from autotune.core import MAX_PROCESSORS, Architecture, ceil_div, round_up
 from autotune.families.base import Config, Launch, Parameter, Value
-from autotune.families.rules import Rules, first_unmet, require
+from autotune.families.rules import Rules, first_unmet, require, require_no_overflow
 from autotune.families.sm90.hopper_family import hopper_family
-from autotune.ir import Epilogue, PointwisePair
+from autotune.ir import DTYPES, Epilogue, PointwisePair
 
-_COLUMNS = tuple(range(32, 257, 32))
+_COLUMNS, _ROW_BYTES = tuple(range(32, 257, 32)), (32, 64, 128)
 _REGISTERS = {1: 128, 2: 232, 3: 160}
 """Registers of a thread that multiplies, by warpgroups: those of pointwise_pair.cuh."""
 _OTHER_REGISTERS = 24  # addresses and the like: with fewer, kernels spill some hundred bytes
-_ELEMENT_BYTES, _ALIGNMENT, _BARRIER_BYTES = 2, 1024, 8
+_ALIGNMENT, _BARRIER_BYTES = 1024, 8
 _MAX_WEIGHT_SLOTS = 6  # more filters ahead do not hide more
 
 # For the cost, in cycles and bytes of an SM: estimates for an H100, not fitted.
@@ -30,22 +30,24 @@ _CHUNK_WAIT, _TILE_WAIT, _START = 300, 800, 2500
 
 @dataclass(frozen=True)
 class PairShape:
-    """A config's numbers; FAMILY.parameters say what they mean."""
+    """A config's numbers for a dtype; FAMILY.parameters say what they mean."""
 
+    element_bytes: int
     columns: int
     chunk: int
-    row: int
+    row_bytes: int
     groups: int
     resident: bool
     ahead: int
 
     @classmethod
-    def from_config(cls, config: Config) -> PairShape:
+    def from_config(cls, config: Config, dtype: str) -> PairShape:
         """Return the numbers of a config."""
         return cls(
+            element_bytes=DTYPES[dtype].itemsize,
             columns=int(config["columns"]),
             chunk=int(config["chunk"]),
-            row=int(config["row"]),
+            row_bytes=int(config["row_bytes"]),
             groups=int(config["groups"]),
             resident=config["weights"] == "resident",
             ahead=int(config["ahead"]),
@@ -61,17 +63,22 @@ class PairShape:
         early, late = (
             sum(argument.kind == "tensor" for step in part for argument in step.arguments) for part in epilogue.parts
         )
-        steps = max(early * self.chunk // 2, late * min(self.columns, 64) // 2)
-        hidden = (1 + self.ahead) * self.chunk // 2
-        return self.columns // 2 + hidden + self.chunk // 4 + steps + _OTHER_REGISTERS
+        steps = max(early * self.chunk, late * min(self.columns, 64)) * self.element_bytes // 4
+        hidden, operand = (1 + self.ahead) * self.chunk // 2, self.chunk * self.element_bytes // 8
+        return self.columns // 2 + hidden + operand + steps + _OTHER_REGISTERS
+
+    @property
+    def row(self) -> int:
+        """Input channels of a row in shared memory."""
+        return self.row_bytes // self.element_bytes
 
     def slot_bytes(self, channels: int) -> int:
         """Return the shared memory of a tile's pixels."""
-        return self.rows * round_up(channels, self.row) * _ELEMENT_BYTES + 2 * _BARRIER_BYTES
+        return self.rows * round_up(channels, self.row) * self.element_bytes + 2 * _BARRIER_BYTES
 
     def weight_bytes(self, channels: int) -> int:
         """Return the shared memory of a chunk's filters."""
-        return self.chunk * (round_up(channels, self.row) + self.columns) * _ELEMENT_BYTES + 2 * _BARRIER_BYTES
+        return self.chunk * (round_up(channels, self.row) + self.columns) * self.element_bytes + 2 * _BARRIER_BYTES
 
     def weight_slots(self, problem: PointwisePair, x_slots: int, room: int) -> int:
         """Return the buffers of filters that fit beside those of pixels; 0 if they are too few."""
@@ -83,7 +90,7 @@ class PairShape:
 
 
 def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    shape = PairShape.from_config(config)
+    shape = PairShape.from_config(config, dtype)
 
     def rules() -> Rules:
         yield require(epilogue.anchors == PointwisePair.anchors, "the epilogue must have the step conv")
@@ -97,9 +104,10 @@ def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilo
     return first_unmet(rules())
 
 
-def _row(problem: PointwisePair) -> int:
-    """Return the input channels of a row in shared memory: wgmma reads 16, 32 or 64 of them from swizzled rows."""
-    return next(row for row in (16, 32, 64) if problem.c <= row or row == 64)
+def _row_bytes(problem: PointwisePair) -> int:
+    """Return the shortest rows in shared memory that hold the input channels, or the longest ones."""
+    needed = problem.c * DTYPES[problem.dtype].itemsize
+    return next((row for row in _ROW_BYTES if needed <= row), _ROW_BYTES[-1])
 
 
 def _candidate_values(
@@ -107,15 +115,17 @@ def _candidate_values(
 ) -> Sequence[Value]:
     if problem and parameter.name == "columns":
         return [columns for columns in _COLUMNS if columns == round_up(problem.k, 32)]
-    if problem and parameter.name == "row":
-        return (_row(problem),)
+    if problem and parameter.name == "row_bytes":
+        return (_row_bytes(problem),)
     return parameter.values
 
 
 def _why_unsupported(problem: PointwisePair) -> str | None:
     def rules() -> Rules:
         sizes = problem.c, problem.hidden, problem.k
-        yield require(all(size % 8 == 0 for size in sizes), "c, hidden and k must be multiples of 8")
+        granule = 16 // DTYPES[problem.dtype].itemsize  # TMA's strides are multiples of 16 bytes
+        yield require(all(size % granule == 0 for size in sizes), f"c, hidden and k must be multiples of {granule}")
+        yield require_no_overflow(problem.dtype, max(problem.c, problem.hidden))
         yield require(problem.k <= _COLUMNS[-1], f"k must be at most {_COLUMNS[-1]}, the columns of a wgmma")
         yield require(problem.rows < 2**31, "there must be fewer than 2^31 pixels")
 
@@ -123,13 +133,12 @@ def _why_unsupported(problem: PointwisePair) -> str | None:
 
 
 def _why_unfit(problem: PointwisePair, config: Config, arch: Architecture) -> str | None:
-    shape = PairShape.from_config(config)
+    shape = PairShape.from_config(config, problem.dtype)
 
     def rules() -> Rules:
-        wanted = round_up(problem.k, 32), _row(problem)
+        wanted, compiled = (round_up(problem.k, 32), _row_bytes(problem)), (shape.columns, shape.row_bytes)
         yield require(
-            (shape.columns, shape.row) == wanted,
-            f"it is compiled for (columns, row) {(shape.columns, shape.row)}; the problem needs {wanted}",
+            compiled == wanted, f"it is compiled for (columns, row_bytes) {compiled}; the problem needs {wanted}"
         )
         yield require(shape.chunk < 2 * problem.hidden, "a smaller chunk wastes less of the products")
         yield require(
@@ -141,7 +150,7 @@ def _why_unfit(problem: PointwisePair, config: Config, arch: Architecture) -> st
 
 def _launches(problem: PointwisePair, config: Config, arch: Architecture) -> list[Launch]:
     """Return the numbers of buffers worth timing, for one block of an SM, and for two that share it."""
-    shape = PairShape.from_config(config)
+    shape = PairShape.from_config(config, problem.dtype)
     tiles = ceil_div(problem.rows, shape.rows)
     found: list[Launch] = []
     for blocks in (1, 2) if shape.groups == 1 else (1,):
@@ -158,11 +167,11 @@ def _launches(problem: PointwisePair, config: Config, arch: Architecture) -> lis
 
 def _cost(problem: PointwisePair, config: Config, arch: Architecture) -> float:
     """Estimate cycles: rounds of tiles, each bound by products, by steps, by the filters or by memory."""
-    shape = PairShape.from_config(config)
+    shape = PairShape.from_config(config, problem.dtype)
     rounds = ceil_div(ceil_div(problem.rows, shape.rows), arch.processors)
     depth, hidden = round_up(problem.c, shape.row), round_up(problem.hidden, shape.chunk)
     chunks = hidden // shape.chunk
-    product = shape.rows * hidden * (depth + shape.columns) / (arch.wgmma_rate or 2048)
+    product = shape.rows * hidden * (depth + shape.columns) * shape.element_bytes / 2 / (arch.wgmma_rate or 2048)
     steps = shape.rows * (hidden + shape.columns) / _STEPS_ELEMENTS_A_CYCLE
     waits = (chunks * _CHUNK_WAIT / (1 + shape.ahead) + _TILE_WAIT) / min(shape.groups, 2)
     weights = chunks * shape.weight_bytes(problem.c) / _L2_BYTES_A_CYCLE
@@ -175,9 +184,9 @@ def _cost(problem: PointwisePair, config: Config, arch: Architecture) -> float:
 
 
 def _label(config: Config) -> str:
-    shape = PairShape.from_config(config)
+    shape = PairShape.from_config(config, "f16")  # no label depends on the dtype
     extras = f"{' resident' if shape.resident else ''}{' ahead' if shape.ahead else ''}"
-    return f"{shape.rows}x{shape.chunk}x{shape.row}>{shape.columns}{extras}"
+    return f"{shape.rows}x{shape.chunk}>{shape.columns}{extras}"
 
 
 FAMILY = hopper_family(
@@ -187,7 +196,7 @@ FAMILY = hopper_family(
     parameters=(
         Parameter("columns", _COLUMNS, "output channels, rounded up"),
         Parameter("chunk", (32, 64, 128), "hidden channels at a time"),
-        Parameter("row", (16, 32, 64), "input channels of a row in shared memory"),
+        Parameter("row_bytes", _ROW_BYTES, "bytes of input channels in a swizzled row of shared memory"),
         Parameter("groups", (1, 2, 3), "warpgroups that multiply, of 64 pixels each"),
         Parameter("weights", ("streamed", "resident"), "loaded for each tile, or once for all tiles of a block"),
         Parameter("ahead", (1, 0), "1: the next chunk's first product runs during the steps between the convolutions"),
@@ -205,4 +214,5 @@ FAMILY = hopper_family(
     cost=_cost,
     label=_label,
     weight_layouts={"weight1": "wgmma", "weight2": "wgmma_pair"},
+    dtypes=("f16", "bf16", "s8"),
 )

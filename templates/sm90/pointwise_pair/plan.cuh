@@ -12,12 +12,13 @@ struct PointwisePairPlan {
   using Element = typename Config::Element;
   using Launch = typename Config::Launch;
   // Output channels, hidden channels at a time, and input channels of a row in shared memory.
-  static constexpr int kN = Config::kN, kChunk = Config::kChunk, kRow = Config::kRow;
+  static constexpr int kRowBytes = Config::kRowBytes, kRow = kRowBytes / (int)sizeof(Element);
+  static constexpr int kN = Config::kN, kChunk = Config::kChunk;
   static constexpr int kGroups = Config::kGroups, kRows = 64 * kGroups, kThreads = 128 * (kGroups + 1);
   static constexpr bool kResident = Config::kResident, kAhead = Config::kAhead;
-  static constexpr int kRowBytes = kRow * (int)sizeof(Element);
-  // Hidden channels of a row of weight2 in shared memory; a chunk of 128 has two such rows for each output channel.
-  static constexpr int kDepth = kChunk < 64 ? kChunk : 64, kDepthBytes = kDepth * (int)sizeof(Element);
+  // Hidden channels of a row of weight2 in shared memory, at most 128 bytes; a chunk may have two for each output channel.
+  static constexpr int kWide = 128 / (int)sizeof(Element);
+  static constexpr int kDepth = kChunk < kWide ? kChunk : kWide, kDepthBytes = kDepth * (int)sizeof(Element);
   static constexpr int kSlabBytes = kRows * kRowBytes;            // kRow channels of a tile's pixels
   static constexpr int kWeight1Bytes = kChunk * kRowBytes;        // the same of a chunk's filters
   static constexpr int kWeight2Bytes = kN * kChunk * (int)sizeof(Element);
@@ -41,7 +42,9 @@ struct PointwisePairPlan {
   AT_DEVICE static void prepare(const Problem& a, at_prepared* out) {
     Params x{};
     const int64_t rows = (int64_t)a.n * a.h * a.w;
-    if (a.c % 8 || a.hidden % 8 || a.k % 8) return refused(out, "c, hidden and k must be multiples of 8");
+    constexpr int kGranule = 16 / (int)sizeof(Element);  // channels in 16 bytes, the unit of TMA's strides
+    if (a.c % kGranule || a.hidden % kGranule || a.k % kGranule)
+      return refused(out, "c, hidden and k must be multiples of 8, or of 16 in bytes");
     if (a.k > kN) return refused(out, "k must be at most the columns that the kernel is compiled for");
     if (rows >= 1ll << 31) return refused(out, "there must be fewer than 2^31 pixels");
     x.rows = (int)rows, x.hidden = a.hidden, x.k = a.k;

@@ -100,8 +100,10 @@ struct PointwisePair : PointwisePairPlan<Config> {
 
   // ---- Products ----
 
-  using HiddenSums = float[1][P::kChunk / 2];
-  using Sums = float[1][P::kN / 2];
+  using HiddenSums = typename Config::Sum[1][P::kChunk / 2];
+  using Sums = typename Config::Sum[1][P::kN / 2];
+  static constexpr int kProducts = P::kChunk * (int)sizeof(Element) / 32;  // wgmmas of a chunk's hidden channels
+  using Operand = uint32_t[kProducts][4];                                  // the first operand of each
   static constexpr int kVectors = P::kChunk / 16;  // of a thread and chunk
 
   AT_DEVICE static ThreadRows rows_of(const Params& x, int tile, int group) {
@@ -209,7 +211,7 @@ struct PointwisePair : PointwisePairPlan<Config> {
     ptx::warpgroup_fence_operand(sums);
     if (!P::kAhead && ends) release(P::x_pipeline(smem), chunk.x);
     if (!P::kResident) release(P::weight_pipeline(smem), progress.used_filters);
-    uint32_t operand[P::kChunk / 16][4];
+    Operand operand;
     finish_hidden(x, rows, at.chunk, hidden, fetched, operand);
     multiply_hidden(filters_of(x, smem, chunk) + x.slabs * P::kWeight1Bytes, operand, sums, at.chunk > 0);
     progress.used_filters = chunk.weights;
@@ -241,7 +243,7 @@ struct PointwisePair : PointwisePairPlan<Config> {
   // The steps before `conv`. A channel that does not exist becomes zero: the second weight has zeros there, but a NaN
   // would spread.
   AT_DEVICE static void finish_hidden(const Params& x, const ThreadRows& rows, int chunk, const HiddenSums& hidden,
-                                      const Fetched& fetched, uint32_t (&operand)[P::kChunk / 16][4]) {
+                                      const Fetched& fetched, Operand& operand) {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const FragmentCoord at = fragment_coord<1>(i);
@@ -250,21 +252,23 @@ struct PointwisePair : PointwisePairPlan<Config> {
       load_fragment(v, hidden, at);
       if (!Hidden::kStores || place.there)
         Hidden::apply(v, x.p.p, x.scalars, place.channel, place.offset, fetched[i]);
+      constexpr int kWords = sizeof(Vector) / 4;
       const Vector vector = rounded<Element>(v);
       const uint32_t* words = reinterpret_cast<const uint32_t*>(vector.words);
       const bool exists = chunk * P::kChunk + at.channel() + fragment_channel(threadIdx.x % 32) < x.hidden;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) operand[2 * at.columns + j / 2][2 * (j % 2) + at.half] = exists ? words[j] : 0;
+      for (int j = 0; j < kWords; ++j)
+        operand[kWords / 2 * at.columns + j / 2][2 * (j % 2) + at.half] = exists ? words[j] : 0;
     }
   }
 
-  AT_DEVICE static void multiply_hidden(uint32_t filters, const uint32_t (&operand)[P::kChunk / 16][4], Sums& sums,
+  AT_DEVICE static void multiply_hidden(uint32_t filters, const Operand& operand, Sums& sums,
                                         bool accumulate) {
     const uint32_t hi = ptx::descriptor_hi<P::kDepthBytes>(8 * P::kDepthBytes);
-    constexpr int kSteps = P::kDepth / 16;
+    constexpr int kSteps = P::kDepthBytes / 32;
     ptx::warpgroup_arrive();
 #pragma unroll
-    for (int k = 0; k < P::kChunk / 16; ++k) {
+    for (int k = 0; k < kProducts; ++k) {
       const uint32_t b = ptx::descriptor_lo(filters + k / kSteps * P::kN * P::kDepthBytes);
       Config::wgmma(sums[0], operand[k], ptx::SmemDescriptor{b + 2 * (k % kSteps), hi}, accumulate || k > 0);
     }

@@ -146,6 +146,8 @@ def test_every_operator_can_be_packed():
         "block": 2,
         "hidden": 3,
         "skip_c": 6,
+        "skip_h": 6,
+        "skip_w": 5,
         "skip_groups": 2,
         "m": 5,
         "p": 3,

@@ -100,15 +100,16 @@ void multiply_transposed(float (&d)[N], uint64_t a, uint64_t b, int accumulate) 
 }
 
 // Operand A in registers: four neighbouring lanes hold a row.
-template <typename Element, int N>
-void multiply(float (&d)[N], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+template <typename Element, typename Sum, int N>
+void multiply(Sum (&d)[N], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  constexpr int kElements = 4 / sizeof(Element);  // of a register
   Rows left;
   for (int i = 0; i < 4; ++i)
     for (int from = 0; from < 4; ++from) {
-      const uint32_t pair = shuffled(0xffffffffu, a[i], lane() / 4 * 4 + from);
-      Element v[2];
-      std::memcpy((void*)v, &pair, sizeof v);
-      for (int e = 0; e < 2; ++e) left.of[i % 2][8 * (i / 2) + 2 * from + e] = (float)v[e];
+      const uint32_t word = shuffled(0xffffffffu, a[i], lane() / 4 * 4 + from);
+      Element v[kElements];
+      std::memcpy((void*)v, &word, sizeof v);
+      for (int e = 0; e < kElements; ++e) left.of[i % 2][kElements * (4 * (i / 2) + from) + e] = (float)v[e];
     }
   multiply_rows<Element>(d, [=] { return left; }, b, accumulate);
 }

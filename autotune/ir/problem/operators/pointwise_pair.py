@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
+from autotune.ir.byte_formats import BYTE_FORMATS
 from autotune.ir.epilogue import AnchorFunction, Argument, Epilogue
 from autotune.ir.problem.base import Operand, Tensors
 from autotune.ir.problem.images import Images, as_nchw, as_nhwc
@@ -76,4 +77,10 @@ class PointwisePair(Images):
 
     def reference_anchors(self, tensors: Tensors) -> tuple[AnchorFunction, ...]:
         """Return the function of `conv`."""
-        return (lambda value: as_nhwc(F.conv2d(as_nchw(value), tensors["weight2"])),)
+        form = BYTE_FORMATS.get(self.dtype)
+
+        def convolve(value: torch.Tensor) -> torch.Tensor:
+            hidden = form.rounded(value) if form else value
+            return as_nhwc(F.conv2d(as_nchw(hidden), tensors["weight2"]))
+
+        return (convolve,)

@@ -1,8 +1,9 @@
-"""How exactly Hopper's tensor cores add products of e4m3.
+"""How exactly kernels add products of bytes.
 
-They align the products of a wgmma and the sum so far to the largest of them and keep about 14 bits (DeepSeek-V3
-technical report, arXiv 2412.19437, section 3.3.2). A kernel that promotes its sums adds them to float32 registers every
-so often.
+Sums of int8 products are exact, unless a factor was rounded in the kernel. Hopper's tensor cores add products of e4m3
+with fewer bits than float32 has: they align the products of a wgmma and the sum so far to the largest of them and keep
+about 14 bits (DeepSeek-V3 technical report, arXiv 2412.19437, section 3.3.2). A kernel that promotes its sums adds them
+to float32 registers every so often.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 
-from autotune.ir.byte_formats import E4M3
+from autotune.ir.byte_formats import E4M3, S8
 from autotune.ir.problem import Problem
 
 MAX_SUM_ERROR = 2.0**-4
 """Largest bound of the error of a kernel's sums, relative to their spread: that of e4m3's largest rounding."""
+_ROUNDED_FACTORS = 0.25
+"""Error of an int8 result, in its own numbers, if the kernel rounds factors of its sums, such as a hidden tensor. Of
+values that are computed in float32, one in some hundreds is so near a tie that it may be rounded either way. Each such
+value changes a result by one weight, which is at most 0.06 of sums that spread over the range."""
 _STEP_ERROR = 2.0**-12
 """Error of one wgmma, relative to its sum. Twice what 14 bits lose at most, because a layer has up to 10^8 sums, whose
 largest error is far above a typical one."""
@@ -32,18 +37,21 @@ def _products(problem: Problem) -> int:
 
 
 def sum_error(problem: Problem, config: Mapping[str, int | str]) -> float:
-    """Return a bound of the error of a kernel's sums, relative to their spread; 0 for sums in float32 or int32.
+    """Return a bound of the error of a kernel's sums; 0 for sums in float32, or in int32 of given factors.
 
-    A sum takes n = products / 32 steps, and each loses up to 2^-12 of the partial sum. If float32 registers take over
-    partial sums of m steps, these are smaller than the whole by sqrt(m / n), as sums of random terms are. So the error
-    is at most 2^-12 (n sqrt(m / n) + 8). Of sums of random normal factors, added as described above, none has more than
-    0.43 of that among 12 million sums of 2 steps, which are the worst.
+    In s8 it is in numbers of the result. In e4m3 it is relative to the spread of the sums: a sum takes n = products / 32
+    steps, and each loses up to 2^-12 of the partial sum. If float32 registers take over partial sums of m steps, these
+    are smaller than the whole by sqrt(m / n), as sums of random terms are. So the error is at most
+    2^-12 (n sqrt(m / n) + 8). Of sums of random normal factors, added as described above, none has more than 0.43 of
+    that among 12 million sums of 2 steps, which are the worst.
 
     Args:
         problem: The problem.
         config: The kernel's config: `promote` is the number of steps of `tile_k` channels after which float32 registers
             take over, 0 for never; `slices` is the number of blocks that split a sum.
     """
+    if problem.dtype == S8.dtype:
+        return _ROUNDED_FACTORS * (problem.roundings - 1)
     if problem.dtype != E4M3.dtype or "promote" not in config:
         return 0.0
     whole = max(_products(problem) / _PRODUCTS, 1.0)
