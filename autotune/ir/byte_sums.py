@@ -39,8 +39,8 @@ def _products(problem: Problem) -> int:
 def sum_error(problem: Problem, config: Mapping[str, int | str]) -> float:
     """Return a bound of the error of a kernel's sums; 0 for sums in float32, or in int32 of given factors.
 
-    In s8 it is in numbers of the result. In e4m3 it is relative to the spread of the sums: a sum takes n = products / 32
-    steps, and each loses up to 2^-12 of the partial sum. If float32 registers take over partial sums of m steps, these
+    In s8 it is in numbers of the result. In e4m3 it is relative to the spread of the sums: a sum takes n =
+    products / 32 steps, and each loses up to 2^-12 of the partial sum. If float32 registers take over partial sums of m steps, these
     are smaller than the whole by sqrt(m / n), as sums of random terms are. So the error is at most
     2^-12 (n sqrt(m / n) + 8). Of sums of random normal factors, added as described above, none has more than 0.43 of
     that among 12 million sums of 2 steps, which are the worst.

@@ -21,8 +21,8 @@ from autotune.codegen import BuildBatch, StartBatch, toolchain
 from autotune.core import NEVER, Deadline, DeviceFacts, OutOfTimeError, WorkerError, faults, paths
 from autotune.core.faults import Fault
 from autotune.families import Kernel, family, serving
-from autotune.ir import Convolution, Network, Problem
-from autotune.libraries import cudnn, inductor
+from autotune.ir import Network, Problem
+from autotune.libraries import aten, cudnn, inductor
 from autotune.measure import Worker
 from autotune.search import Schedule, Space, is_large
 from autotune.tuner.background_pool import BackgroundPool, is_tried_beside, is_whole
@@ -452,7 +452,7 @@ class Tuner:
         if self._library_candidates is None:
             return
         for problem, rows, reason in self._library_candidates.ready(until):
-            if reason and isinstance(problem, Convolution) and reason not in self._missing_plan_reasons:
+            if reason and isinstance(problem, aten.PASSES) and reason not in self._missing_plan_reasons:
                 self._missing_plan_reasons.add(reason)
                 self.progress.note(reason)
             for place, row in enumerate(row for row in rows if row.library):

@@ -48,6 +48,9 @@ CONVOLUTIONS = [
     "conv2d n=7 h=15 w=14 c=256 k=512 r=3 s=3 stride=2 pad=1 groups=4 dtype=e4m3 epilogue=scale,bias,add,relu",
     "conv2d n=9 h=14 w=15 c=256 k=256 r=3 s=3 pad=1 groups=16 dtype=e4m3 epilogue=scale,bias,add,relu",
     "gemm m=1000 n=528 k=1024 dtype=e4m3 epilogue=scale,bias",
+    "pointwise_pair n=9 h=56 w=56 c=64 hidden=256 k=64 dtype=s8 epilogue=scale,bias,add,mul_scalar,store,conv,scale",
+    "pointwise_pair n=17 h=28 w=27 c=128 hidden=512 k=240 dtype=s8 epilogue=scale,bias,relu,conv,scale,bias,relu",
+    "pointwise_pair n=2 h=7 w=7 c=48 hidden=176 k=80 dtype=s8 epilogue=scale,bias,relu,store,conv,scale,bias,add",
     "gemm m=3 n=2048 k=4096 dtype=e4m3 epilogue=scale,bias",
 ]
 PROBLEMS = [

@@ -13,6 +13,7 @@ import torch
 
 from autotune.core import LibraryError
 from autotune.ir import DTYPES, Conv2d, Conv2dDgrad, Convolution, Operand, Problem, Step, Tensors
+from autotune.libraries.aten import PASSES
 from autotune.libraries.cudnn.library import CudnnLibrary
 
 _SCALAR, _CONSTANT = 101, 201  # first UID of the epilogue's scalars, and of constants
@@ -40,8 +41,8 @@ def check(problem: Problem) -> Convolution:
     Raises:
         LibraryError: It cannot.
     """
-    if not isinstance(problem, Convolution):
-        raise LibraryError(f"cuDNN's plans are available for convolutions, not for '{problem}'")
+    if not isinstance(problem, PASSES):
+        raise LibraryError(f"cuDNN's plans are available for convolutions and their gradients, not for '{problem}'")
     if problem.dtype not in _NAMES:
         raise LibraryError(f"cuDNN's plans are available in {', '.join(_NAMES)}, not in {problem.dtype}")
     if foreign := [name for name in problem.epilogue.names if name not in STEPS]:
