@@ -243,7 +243,10 @@ def _other_starts(
 
 
 def _known_candidates(store: Store, device: Device, network: Network) -> _Known:
-    """Return the measured candidates of each layer; where there are none, PyTorch's operators."""
+    """Return the measured candidates of each layer; where there are none, PyTorch's operators.
+
+    Layers of one problem share a list, so that a candidate that is added for one of them is known for all.
+    """
     known: dict[Problem, list[_KnownCandidate]] = {}
     for problem in dict.fromkeys(layer.problem for layer in network.all_layers):
         measured = shortlist(store.ranking(device, str(problem)), MAX_CANDIDATES, MAX_LIBRARY_PLANS)
@@ -253,7 +256,7 @@ def _known_candidates(store: Store, device: Device, network: Network) -> _Known:
         if not measured and "torch" in device.details:
             rows = operator_rows(store, problem, device.target, device.details["torch"])
             known[problem] = [_KnownCandidate(candidate(store, row, {}), row.id, None) for row in rows]
-    return {layer.name: list(known[layer.problem]) for layer in network.all_layers}
+    return {layer.name: known[layer.problem] for layer in network.all_layers}
 
 
 def _record_fastest(

@@ -135,7 +135,7 @@ def _projected(flow: Sequence[_Flow], first: Layer) -> Iterator[Alternative]:
         both = fuse_skip(conv, project, adding, f"{adding.name}.projected")
         if both:
             yield Alternative(both.name, (first.name, adding.name), (both,))
-            return
+            return  # both may be projections
 
 
 def _is_convolution(layer: Layer) -> bool:

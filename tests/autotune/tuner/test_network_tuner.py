@@ -145,6 +145,24 @@ def test_or_else_from_the_plan_for_other_batch_batch_size(store, kernels):
     assert [choice["us"] for choice in row.choices] == [2.0, 2.0]  # as they were measured for this batch size
 
 
+def test_a_kernel_of_the_plan_in_use_is_tried_in_all_layers_of_its_problem(store, kernels):
+    """Also one that is not among the fastest kernels alone, or was not timed alone at all."""
+    device, made = kernels
+    first, _ = NETWORK.layers
+    layers = (first, replace(first, name="again", buffers={"x": "between", "y": OUTPUT}))
+    twins = replace(NETWORK, identity=NetworkKey("twins"), layers=layers)
+    identity = {"family": "torch", "config": json.dumps({"number": 7, "c": 8}), "dtype": "f32"}
+    other = store.put_kernel(identity | {"epilogue": "none", "target": "any", "source": ""}, symbol="").id
+    choices = [
+        {"layer": layer.name, "kernel": kernel, "launch": {}, "us": 1.0, "overlap": False}
+        for layer, kernel in zip(layers, (other, made["first", 0]), strict=True)
+    ]
+    store.put_plan(device_id=device.id, network=twins.key, median_us=9.0, spread_us=0.1, choices=choices, details={})
+    us = dict.fromkeys(itertools.product((0, 1, 7), repeat=2), 10.0) | {(7, 0): 9.0, (7, 7): 8.0}
+    row = tune_network_plan(store, device, Device(us), twins)
+    assert row.median_us == 8.0 and [choice["kernel"] for choice in row.choices] == [other, other]
+
+
 BRANCHES = Network(
     NetworkKey("branches"),
     tuple(replace(layer, buffers={"x": INPUT, "y": layer.name}) for layer in NETWORK.layers),
