@@ -18,10 +18,10 @@ from autotune.ir.problem import Problem
 MAX_SUM_ERROR = 2.0**-4
 """Largest bound of the error of a kernel's sums, relative to their spread: that of e4m3's largest rounding."""
 _ROUNDED_FACTORS = 0.5
-"""Error of an int8 result, in its own numbers, if the kernel rounds factors of its sums, such as a hidden tensor. Values
-that float32 leaves so near a tie that they may be rounded either way are few, but a layer has up to 10^8 sums. Each such
-factor changes a result by one weight, at most 0.12 to 0.25 of sums that spread over the range. 0.33 was seen among 10^8
-sums of 256 factors on an H100."""
+"""Error of an int8 result, in its own numbers, if the kernel rounds factors of its sums, such as a hidden tensor. Few
+values are so near a tie that float32 may round them either way, but a layer has up to 10^8 sums. Each such factor
+changes a result by one weight, at most 0.12 to 0.25 of sums that spread over the range. An H100 had 0.33 among 10^8
+sums of 256 factors."""
 _STEP_ERROR = 2.0**-12
 """Error of one wgmma, relative to its sum. Twice what 14 bits lose at most, because a layer has up to 10^8 sums, whose
 largest error is far above a typical one."""
@@ -40,9 +40,9 @@ def _products(problem: Problem) -> int:
 def sum_error(problem: Problem, config: Mapping[str, int | str]) -> float:
     """Return a bound of the error of a kernel's sums; 0 for sums in float32, or in int32 of given factors.
 
-    In s8 it is in numbers of the result. In e4m3 it is relative to the spread of the sums: a sum takes n =
-    products / 32 steps, and each loses up to 2^-12 of the partial sum. If float32 registers take over partial sums of m steps, these
-    are smaller than the whole by sqrt(m / n), as sums of random terms are. So the error is at most
+    In s8 it is in numbers of the result, in e4m3 relative to the spread of the sums. There, a sum takes
+    n = products / 32 steps, and each loses up to 2^-12 of the partial sum. If float32 registers take over partial sums
+    of m steps, these are smaller than the whole by sqrt(m / n), as sums of random terms are. So the error is at most
     2^-12 (n sqrt(m / n) + 8). Of sums of random normal factors, added as described above, none has more than 0.43 of
     that among 12 million sums of 2 steps, which are the worst.
 
