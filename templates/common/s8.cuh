@@ -1,7 +1,7 @@
 // Conversions of signed bytes that the compiler does not find: four elements, a word, at a time.
 //
-// An instruction that converts one byte takes eight times as long as an addition, and an int8 kernel with a residual has
-// two for each element of its output.
+// An instruction that converts one byte takes eight times as long as an addition, and an int8 kernel with a residual
+// has two for each element of its output.
 #pragma once
 
 namespace at {

@@ -1,5 +1,5 @@
-// The end of kernels whose tiles are pixels in the order of memory, 64 for each warpgroup: a thread's accumulators get the
-// steps and are stored from registers, as vectors of eight channels.
+// The end of kernels whose tiles are pixels in the order of memory, 64 for each warpgroup: a thread's accumulators get
+// the steps and are stored from registers, as vectors of eight channels.
 #pragma once
 #include "sm90/fragment.cuh"
 
@@ -37,7 +37,7 @@ struct VectorPlace {
 template <typename Steps, typename Element, typename Sum, int kColumns, typename Wait>
 AT_DEVICE void store_rows(void* const* p, const float* scalars, int y, const ThreadRows& rows, int first, int channels,
                           Sum (&sums)[1][kColumns], const Wait& wait) {
-  constexpr int kVectors = kColumns / 8;                  // of the thread
+  constexpr int kVectors = kColumns / 8;               // of the thread
   constexpr int kGroup = kVectors < 4 ? kVectors : 4;  // vectors whose tensors are fetched together
   constexpr int kGroups = (kVectors + kGroup - 1) / kGroup;
   typename Steps::Fetched fetched[2][kGroup];

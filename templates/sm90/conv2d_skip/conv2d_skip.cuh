@@ -1,11 +1,11 @@
 // A convolution plus a 1x1 convolution of another tensor, for Hopper: TMA loads, wgmma, NHWC, persistent blocks.
 //
-// Both convolutions are products of the same tile. Its steps are the filter taps and channels of the first, 64 channels at
-// a time, then the channels of the second, so their sum costs nothing and the second one's result is not in memory. TMA
-// gathers the pixels of either (im2col mode), at any stride.
+// Both convolutions are products of the same tile. Its steps are the filter taps and channels of the first, 64 channels
+// at a time, then the channels of the second, so their sum costs nothing and the second one's result is not in memory.
+// TMA gathers the pixels of either (im2col mode), at any stride.
 //
-// One warp loads pixels and filters into a ring. Each of kGroups warpgroups multiplies 64 of a tile's pixels. plan.cuh has
-// prepare().
+// One warp loads pixels and filters into a ring. Each of kGroups warpgroups multiplies 64 of a tile's pixels. plan.cuh
+// has prepare().
 #pragma once
 #include "sm90/row_store.cuh"
 #include "common/ptx/mbarrier.cuh"

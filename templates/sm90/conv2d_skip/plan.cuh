@@ -17,13 +17,13 @@ struct Conv2dSkipPlan {
   static constexpr int kK = 64, kRowBytes = kK * (int)sizeof(Element);  // channels of a step, 128 swizzled bytes
   static constexpr int kPixelBytes = kRows * kRowBytes, kSlotBytes = kPixelBytes + kN * kRowBytes;
   static_assert(kN % 32 == 0 && kN <= 256, "no such tile");
-  enum { kX = 0, kWeight = 1, kSkip = 2, kProjection = 3, kY = 4 };  // Conv2dSkip.operands()
+  enum { kX = 0, kWeight = 1, kSkip = 2, kProjection = 3, kY = 4 };                        // Conv2dSkip.operands()
   static constexpr int kXMap = 0, kWeightMap = 128, kSkipMap = 256, kProjectionMap = 384;  // offsets in Params
 
   // An input: how its pixels follow from those of the output.
   struct Input {
-    int chunks;                              // of kK channels
-    int pointwise;                           // output pixels are its pixels
+    int chunks;     // of kK channels
+    int pointwise;  // output pixels are its pixels
     int stride_h, stride_w, pad_h, pad_w;
   };
 
@@ -33,7 +33,7 @@ struct Conv2dSkipPlan {
     int r, s, dilation_h, dilation_w;
     int rows, last_row, k;  // pixels of the output, the first of the last tile; channels
     int tiles, slots, fill_bytes;
-    FastDivmod columns;               // of tiles
+    FastDivmod columns;              // of tiles
     FastDivmod out_area, out_width;  // in pixels
     float scalars[AT_MAX_SCALARS];
     at_pointers p;
@@ -50,9 +50,11 @@ struct Conv2dSkipPlan {
     if (rows >= 1ll << 31) return refused(out, "there must be fewer than 2^31 pixels");
     const bool pointwise = a.r * a.s == 1 && a.stride_h * a.stride_w == 1 && a.pad_h + a.pad_w == 0;
     x.x = {(int)ceil_div(a.c, kK), pointwise, a.stride_h, a.stride_w, a.pad_h, a.pad_w};
-    x.skip = {(int)ceil_div(a.skip_c, kK), a.skip_stride_h * a.skip_stride_w == 1, a.skip_stride_h, a.skip_stride_w, 0, 0};
+    x.skip = {
+        (int)ceil_div(a.skip_c, kK), a.skip_stride_h * a.skip_stride_w == 1, a.skip_stride_h, a.skip_stride_w, 0, 0};
     x.r = a.r, x.s = a.s, x.dilation_h = a.dilation_h, x.dilation_w = a.dilation_w;
-    // The last tile ends with the last pixel and recomputes some of the tile before to the same bits; see conv2d/plan.cuh.
+    // The last tile ends with the last pixel and recomputes some of the tile before to the same bits; see
+    // conv2d/plan.cuh.
     const int pixels = (int)min((int64_t)kRows, rows);
     x.rows = (int)rows, x.last_row = max(x.rows - kRows, 0), x.k = a.k;
     x.fill_bytes = pixels * kRowBytes + kN * kRowBytes;
@@ -73,8 +75,8 @@ struct Conv2dSkipPlan {
       map = {offset, pointer, Config::kMapElement, ptx::swizzle_mode(kRowBytes)};
       return map;
     };
-    const auto ask_pixels = [&](int offset, int pointer, const Input& of, uint64_t c, uint64_t h, uint64_t w, int reach_h,
-                                int reach_w) {
+    const auto ask_pixels = [&](int offset, int pointer, const Input& of, uint64_t c, uint64_t h, uint64_t w,
+                                int reach_h, int reach_w) {
       at_tensor_map& map = ask(offset, pointer);
       if (of.pointwise) {
         ptx::describe_tensor_map<Element>(map, {c, (uint64_t)rows}, {kK, (uint32_t)pixels}, {1, 1});

@@ -16,14 +16,15 @@ struct PointwisePairPlan {
   static constexpr int kN = Config::kN, kChunk = Config::kChunk;
   static constexpr int kGroups = Config::kGroups, kRows = 64 * kGroups, kThreads = 128 * (kGroups + 1);
   static constexpr bool kResident = Config::kResident, kAhead = Config::kAhead;
-  // Hidden channels of a row of weight2 in shared memory, at most 128 bytes; a chunk may have two for each output channel.
+  // Hidden channels of a row of weight2 in shared memory, at most 128 bytes; a chunk may have two for each output
+  // channel.
   static constexpr int kWide = 128 / (int)sizeof(Element);
   static constexpr int kDepth = kChunk < kWide ? kChunk : kWide, kDepthBytes = kDepth * (int)sizeof(Element);
-  static constexpr int kSlabBytes = kRows * kRowBytes;            // kRow channels of a tile's pixels
-  static constexpr int kWeight1Bytes = kChunk * kRowBytes;        // the same of a chunk's filters
+  static constexpr int kSlabBytes = kRows * kRowBytes;      // kRow channels of a tile's pixels
+  static constexpr int kWeight1Bytes = kChunk * kRowBytes;  // the same of a chunk's filters
   static constexpr int kWeight2Bytes = kN * kChunk * (int)sizeof(Element);
   static_assert(kN % 32 == 0 && kN <= 256 && kChunk % 32 == 0 && kChunk <= 128, "no such product");
-  enum { kX = 0, kWeight1 = 1, kWeight2 = 2, kY = 3 };                        // PointwisePair.operands()
+  enum { kX = 0, kWeight1 = 1, kWeight2 = 2, kY = 3 };                   // PointwisePair.operands()
   static constexpr int kXMap = 0, kWeight1Map = 128, kWeight2Map = 256;  // offsets in Params
 
   struct alignas(64) Params {
@@ -66,7 +67,8 @@ struct PointwisePairPlan {
       map = {offset, pointer, Config::kMapElement, ptx::swizzle_mode(row_bytes)};
       return map;
     };
-    const uint64_t c = a.c, hidden = ceil_div(a.hidden, 32) * 32, k = ceil_div(a.k, 32) * 32;  // as the weights' layouts
+    const uint64_t c = a.c, hidden = ceil_div(a.hidden, 32) * 32,
+                   k = ceil_div(a.k, 32) * 32;  // as the weights' layouts
     ptx::describe_tensor_map<Element>(ask(kXMap, kX, kRowBytes), {c, (uint64_t)rows}, {kRow, kRows}, {1, 1});
     ptx::describe_tensor_map<Element>(ask(kWeight1Map, kWeight1, kRowBytes), {c, hidden}, {kRow, kChunk}, {1, 1});
     ptx::describe_tensor_map<Element>(ask(kWeight2Map, kWeight2, kDepthBytes), {hidden, k}, {kDepth, kN}, {1, 1});

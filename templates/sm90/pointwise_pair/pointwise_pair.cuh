@@ -1,16 +1,16 @@
 // Two 1x1 convolutions for Hopper without the tensor between them: TMA loads, wgmma, NHWC, persistent blocks.
 //
-// A tile has 64 pixels for each of kGroups warpgroups, with all their input channels. The hidden channels come in chunks:
-// a warpgroup multiplies its pixels by a chunk's filters, applies the steps before `conv` to the sums in registers, and
-// multiplies the rounded values, from where they are, by the chunk's part of the second weight. Its second sums stay in
-// registers over all chunks, then they get the steps after `conv`.
+// A tile has 64 pixels for each of kGroups warpgroups, with all their input channels. The hidden channels come in
+// chunks: a warpgroup multiplies its pixels by a chunk's filters, applies the steps before `conv` to the sums in
+// registers, and multiplies the rounded values, from where they are, by the chunk's part of the second weight. Its
+// second sums stay in registers over all chunks, then they get the steps after `conv`.
 //
 // The first weight's rows are in layout "wgmma", so a thread's sums are eight neighbouring channels of a pixel, which a
 // step `store` writes as one vector. Rounded, the same vectors are wgmma's first operand in registers; the second
 // weight's depth is in that order, too (layout "wgmma_pair", autotune/ir/weight_layout.py).
 //
-// A warpgroup has several things to do at the same time: the tensor cores multiply the next chunk's pixels (kAhead), the
-// tensors that its steps read come from memory, and this chunk's steps run.
+// A warpgroup has several things to do at the same time: the tensor cores multiply the next chunk's pixels (kAhead),
+// the tensors that its steps read come from memory, and this chunk's steps run.
 //
 // One warp loads pixels and one loads filters, into rings of buffers. The filters are loaded once a block if they fit
 // (kResident), else once a tile. plan.cuh has prepare().
@@ -104,7 +104,7 @@ struct PointwisePair : PointwisePairPlan<Config> {
   using Sums = typename Config::Sum[1][P::kN / 2];
   static constexpr int kProducts = P::kChunk * (int)sizeof(Element) / 32;  // wgmmas of a chunk's hidden channels
   using Operand = uint32_t[kProducts][4];                                  // the first operand of each
-  static constexpr int kVectors = P::kChunk / 16;  // of a thread and chunk
+  static constexpr int kVectors = P::kChunk / 16;                          // of a thread and chunk
 
   AT_DEVICE static ThreadRows rows_of(const Params& x, int tile, int group) {
     return ThreadRows(tile * P::kRows + 64 * group, x.rows);
@@ -250,8 +250,7 @@ struct PointwisePair : PointwisePairPlan<Config> {
       const VectorPlace place(rows, at, chunk * P::kChunk, x.hidden);
       float v[8];
       load_fragment(v, hidden, at);
-      if (!Hidden::kStores || place.there)
-        Hidden::apply(v, x.p.p, x.scalars, place.channel, place.offset, fetched[i]);
+      if (!Hidden::kStores || place.there) Hidden::apply(v, x.p.p, x.scalars, place.channel, place.offset, fetched[i]);
       constexpr int kWords = sizeof(Vector) / 4;
       const Vector vector = rounded<Element>(v);
       const uint32_t* words = reinterpret_cast<const uint32_t*>(vector.words);
@@ -262,8 +261,7 @@ struct PointwisePair : PointwisePairPlan<Config> {
     }
   }
 
-  AT_DEVICE static void multiply_hidden(uint32_t filters, const Operand& operand, Sums& sums,
-                                        bool accumulate) {
+  AT_DEVICE static void multiply_hidden(uint32_t filters, const Operand& operand, Sums& sums, bool accumulate) {
     const uint32_t hi = ptx::descriptor_hi<P::kDepthBytes>(8 * P::kDepthBytes);
     constexpr int kSteps = P::kDepthBytes / 32;
     ptx::warpgroup_arrive();
