@@ -42,6 +42,7 @@ COMMANDS = {
         "cluster-overhead": ("checks.cluster_overhead", "time tunes on a cluster against tunes without one"),
         "coordinator-load": ("checks.coordinator_load", "measure what the coordinator of a large tune takes"),
         "random-graphs": ("checks.random_graphs", "compare random networks with torch"),
+        "random-plans": ("checks.random_plans", "compare random plans of a network with torch"),
         "stress": ("checks.stress", "call one FusedResNet from several threads"),
         "tamper": ("checks.tamper", "run a network from databases that were changed"),
         "timing-mistakes": ("checks.timing_mistakes", "show common mistakes in timing a GPU"),

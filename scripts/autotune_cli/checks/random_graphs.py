@@ -164,7 +164,7 @@ def compare(model: nn.Module, network: FusedResNet, x: torch.Tensor, *, other_ba
         other_batch: Also call the network with one more sample.
     """
     expected = exact(model, x)
-    allowed = _allowed(model, x, expected)
+    allowed = allowed_error(model, x, expected)
     found = [Deviation(name, relative_error(network(given), expected), allowed) for name, given in layouts(x)]
     y = torch.empty_like(expected, dtype=x.dtype, device=x.device)
     network(x, out=y)
@@ -175,18 +175,21 @@ def compare(model: nn.Module, network: FusedResNet, x: torch.Tensor, *, other_ba
         for parameter in module.parameters():
             parameter.mul_(1.1)
     changed = exact(model, x)
-    found.append(Deviation("changed weights", relative_error(network(x), changed), _allowed(model, x, changed)))
+    found.append(Deviation("changed weights", relative_error(network(x), changed), allowed_error(model, x, changed)))
     if other_batch:
         more = torch.cat([x, x.flip(0)[:1]])
         try:
             wider = exact(model, more)
         except RuntimeError:  # a parameter has the shape of the first input
             return found
-        found.append(Deviation("another batch", relative_error(network(more), wider), _allowed(model, more, wider)))
+        found.append(
+            Deviation("another batch", relative_error(network(more), wider), allowed_error(model, more, wider))
+        )
     return found
 
 
-def _allowed(model: nn.Module, x: torch.Tensor, expected: torch.Tensor) -> float:
+def allowed_error(model: nn.Module, x: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the relative error from which a result is wrong; `rounding_error` has the arguments."""
     return FACTOR * rounding_error(model, x, expected) + FLOORS[x.dtype]
 
 
