@@ -26,10 +26,8 @@ from autotune.families.sm90.conv2d_loads import (
     products_a_tile,
 )
 from autotune.families.sm90.conv2d_shape import ROW_BYTES, Conv2dShape, why_illegal
+from autotune.families.sm90.im2col import im2col_rules
 from autotune.ir import DTYPES, MAP_ELEMENTS, Conv2d, Conv2dSe, FoldedSe, Gemm
-
-# Limits of TMA's im2col mode for tensors of rank 4: CUDA Driver API, cuTensorMapEncodeIm2col.
-_MAX_CORNER, _MAX_OFFSET, _MAX_STRIDE = 128, 255, 8
 
 _FITS: dict[str, Callable[[Conv, int], bool]] = {"tile_n": columns_fit, "tile_k": steps_fit}
 """Parameter -> whether its value fits a convolution."""
@@ -71,14 +69,7 @@ def _problem_rules(problem: Conv) -> Rules:
     granule = 16 // DTYPES[problem.dtype].itemsize  # TMA's strides are multiples of 16 bytes
     yield require(problem.c % granule == 0 and problem.k % granule == 0, f"c and k must be multiples of {granule}")
     yield require_no_overflow(problem.dtype, problem.r * problem.s * group_channels(problem))
-    reach = [d * (extent - 1) for d, extent in zip(problem.dilation, (problem.r, problem.s), strict=True)]
-    corner = max(*problem.pad, max(reach) - min(problem.pad))
-    yield require(
-        max(reach) <= _MAX_OFFSET and corner <= _MAX_CORNER,
-        f"a filter must reach at most {_MAX_OFFSET} pixels, {_MAX_CORNER} beyond the padding, as TMA's im2col does",
-    )
-    yield require(max(problem.stride) <= _MAX_STRIDE, f"stride must be at most {_MAX_STRIDE}")
-    yield require(problem.n * problem.p * problem.q < 2**31, "the output must have fewer than 2^31 pixels")
+    yield from im2col_rules(problem, *problem.stride)
     if isinstance(problem, Conv2dSe | FoldedSe):
         yield from se_gate.problem_rules(problem)
 

@@ -12,14 +12,13 @@ from autotune.core import MAX_PROCESSORS, Architecture, ceil_div
 from autotune.families.base import Config, Launch, Parameter, Value
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.families.sm90.hopper_family import hopper_family
+from autotune.families.sm90.im2col import im2col_rules
 from autotune.ir import Conv2dSkip, Epilogue
 
 _STEP, _ELEMENT_BYTES = 64, 2  # channels of a step, bytes of one
 _MAX_SUMS = {1: 64, 2: 128, 3: 96}
 """Registers of a thread for sums, by warpgroups: with one, two blocks share an SM's registers."""
 _ALIGNMENT, _BARRIER_BYTES, _MAX_SLOTS = 1024, 8, 10
-# Limits of TMA's im2col mode for tensors of rank 4: CUDA Driver API, cuTensorMapEncodeIm2col.
-_MAX_CORNER, _MAX_OFFSET, _MAX_STRIDE = 128, 255, 8
 
 # For the cost, in cycles and bytes of an SM: estimates for an H100, not fitted.
 _MEMORY_BYTES_A_CYCLE, _L2_BYTES_A_CYCLE = 13, 40
@@ -69,20 +68,10 @@ def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilo
 
 
 def _why_unsupported(problem: Conv2dSkip) -> str | None:
-    reach = [d * (extent - 1) for d, extent in zip(problem.dilation, (problem.r, problem.s), strict=True)]
-    corner = max(*problem.pad, max(reach) - min(problem.pad))
-
     def rules() -> Rules:
         channels = problem.c, problem.skip_c, problem.k
         yield require(all(size % 8 == 0 for size in channels), "c, skip_c and k must be multiples of 8")
-        yield require(
-            max(reach) <= _MAX_OFFSET and corner <= _MAX_CORNER,
-            f"a filter must reach at most {_MAX_OFFSET} pixels, {_MAX_CORNER} beyond the padding, as TMA's im2col does",
-        )
-        yield require(
-            max(*problem.stride, *problem.skip_stride) <= _MAX_STRIDE, f"strides must be at most {_MAX_STRIDE}"
-        )
-        yield require(problem.n * problem.p * problem.q < 2**31, "the output must have fewer than 2^31 pixels")
+        yield from im2col_rules(problem, *problem.stride, *problem.skip_stride)
 
     return first_unmet(rules())
 
