@@ -34,6 +34,7 @@ from torch import nn
 
 from autotune.core import AutotuneError
 from autotune.ir import TorchCall
+from autotune.measure import stream_of
 from autotune.runtime import ExecutionContext, NetworkPlan
 from autotune_cli import record
 from autotune_cli.checks.random_networks import BLOCKS, draw
@@ -202,7 +203,7 @@ def _alternatives(network: FusedResNet, x: torch.Tensor) -> Iterator[tuple[str, 
             plan = NetworkPlan(taken, module_state(network), store, x.device, graph=False)
         context = ExecutionContext(plan, graph=False)
         y = torch.full_like(context.template, float("nan"))
-        context.run([x], [y], torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0)
+        context.run([x], [y], stream_of(x.device))
         yield alternative.name, y
 
 

@@ -32,6 +32,7 @@ from typing import Any, cast
 import torch
 
 from autotune.ir import TENSOR_DTYPES, Network, Problem, TorchCall, compute, evaluate
+from autotune.measure import stream_of
 from autotune.runtime import BoundLayer, ExecutionContext, NetworkPlan, bind_layer, make_buffers
 from autotune_cli.checks.random_graphs import allowed_error, exact, relative_error
 from autotune_cli.command_line import add_device, add_model, positive, torch_device
@@ -143,7 +144,7 @@ def outcome(
     errors = []
     for _ in range(RUNS):
         y.fill_(math.nan)
-        context.run([x], [y], _stream(x))
+        context.run([x], [y], stream_of(x.device))
         errors.append(relative_error(y, expected))
     error = max(errors, key=lambda one: math.inf if math.isnan(one) else one)
     native = sum(item.step.kernel is not None for item in plan.bound)
@@ -163,7 +164,7 @@ def layer_errors(plan: NetworkPlan, state: dict[str, torch.Tensor], x: torch.Ten
     for item in plan.bound:
         for name in item.layer.writes:
             buffers[name].fill_(math.nan)
-        bind_layer(item.layer, item.choice, buffers, state, x.device).step.run(_stream(x))
+        bind_layer(item.layer, item.choice, buffers, state, x.device).step.run(stream_of(x.device))
         if not isinstance(item.layer.problem, TorchCall):
             errors.append((_layer_error(item.layer.problem, item, state, buffers), item))
     return sorted(errors, key=lambda one: -math.inf if math.isnan(one[0]) else -one[0])
@@ -184,11 +185,6 @@ def _layer_error(
     results = {operand.name: tensors.pop(operand.name) for operand in operands if operand.role == "output"}
     expected = compute(problem, tensors, tuple(float(evaluate(state, source)) for source in layer.scalars))
     return max(relative_error(results[name], expected[name]) for name in results)
-
-
-def _stream(x: torch.Tensor) -> int:
-    """Return the handle of the current stream of a tensor's device; 0 on a CPU."""
-    return torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
