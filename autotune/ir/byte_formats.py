@@ -43,7 +43,7 @@ class ByteFormat:
     nearest: Callable[[torch.Tensor], torch.Tensor]
 
     def overflows(self, products: int) -> bool:
-        """Return whether a sum of so many products could overflow."""
+        """Return whether a sum of this number of products could overflow."""
         return self.products is not None and products >= self.products
 
     def rounded(self, values: torch.Tensor) -> torch.Tensor:
