@@ -135,17 +135,10 @@ class CandidateBench(Workload):
             started += time.perf_counter() - bound  # waiting for the turn is no part of loading
             bound = time.perf_counter()
             with nvtx_range("verify", self.device):
-                accuracy = _accuracy(self.problem, candidate)
-                of_sums = sum_error(self.problem, json.loads(candidate.config))
-                error, fault = self.verify(step, accuracy, of_sums)
-                if fault:
-                    return Result("wrong", fault, error)
-                outputs = self.copy_outputs()
-                changed = self.rerun(step, outputs)
-                # A library's operator may add in any order. That is recorded in `repeatable`, and not refused.
-                if changed and step.kernel:
-                    status, fault = changed
-                    return Result(status, fault, error)
+                checked, outputs = self._verified(candidate, step)
+            if checked.status != "ok":
+                return checked
+            error = checked.relative_error or 0.0
             verified = time.perf_counter()
             with nvtx_range("time", self.device):
                 result = self._time(candidate, step, error, best_us or math.inf)
@@ -155,13 +148,42 @@ class CandidateBench(Workload):
                 return Result("unstable", f"after many launches {difference}", error)
             seconds = {"load": bound - started, "verify": verified - bound, "time": time.perf_counter() - verified}
             result.details["seconds"] = {name: round(value, 5) for name, value in seconds.items()}
-            result.details["tolerance"] = (
-                TOLERANCE[accuracy] * math.sqrt(self.problem.roundings)
-                if accuracy in TOLERANCE
-                else byte_tolerance.nominal(BYTE_FORMATS[accuracy], of_sums)
-            )
-            result.details["repeatable"] = changed is None
+            result.details.update(checked.details)
             return result
+
+    def check_candidate(self, candidate: Candidate) -> Result:
+        """Verify a candidate without timing it.
+
+        Returns:
+            Status "ok", "refused", "wrong" or "unstable", with the relative error.
+        """
+        try:
+            step = self.bind(candidate)
+        except RefusedError as refusal:
+            return Result("refused", str(refusal))
+        with turn(self.device):
+            return self._verified(candidate, step)[0]
+
+    def _verified(self, candidate: Candidate, step: BoundStep) -> tuple[Result, dict[str, torch.Tensor]]:
+        """Run a bound candidate twice and check both results; return what was found, and the first run's outputs."""
+        accuracy = _accuracy(self.problem, candidate)
+        of_sums = sum_error(self.problem, json.loads(candidate.config))
+        error, fault = self.verify(step, accuracy, of_sums)
+        if fault:
+            return Result("wrong", fault, error), {}
+        outputs = self.copy_outputs()
+        changed = self.rerun(step, outputs)
+        # A library's operator may add in any order. That is recorded in `repeatable`, and not refused.
+        if changed and step.kernel:
+            status, fault = changed
+            return Result(status, fault, error), outputs
+        tolerance = (
+            TOLERANCE[accuracy] * math.sqrt(self.problem.roundings)
+            if accuracy in TOLERANCE
+            else byte_tolerance.nominal(BYTE_FORMATS[accuracy], of_sums)
+        )
+        details = {"tolerance": tolerance, "repeatable": changed is None}
+        return Result("ok", relative_error=error, details=details), outputs
 
     def run_library(
         self,

@@ -30,7 +30,8 @@ from autotune.tuner.copied_plans import CopiedPlan
 from autotune.tuner.library_candidates import operator_rows
 from autotune.tuner.plan_descent import ROUNDS, PlanDescent, PlanTimer
 from autotune.tuner.plan_moves import PlanState
-from tuning_db import Store
+from autotune.tuner.trial_queue import record_result
+from tuning_db import Store, launch_text
 from tuning_db.schema import Device, PlanRow
 
 MAX_CANDIDATES = 12
@@ -167,7 +168,7 @@ def tune_network_plan(
     if not all(known[layer.name] for layer in network.layers):
         return None
     timer = PlanTimer(worker, network, until.clock)
-    in_use = _plan_in_use(store, device, network, known, copied)
+    in_use = _plan_in_use(store, device, worker, network, known, copied, until)
     recorder = _PlanRecorder(store, device, network, known)
     saved, whole = store.plan(device, network.key), _whole_plans(network, known)
     recorder.best_us = saved.median_us if saved else math.inf
@@ -369,9 +370,19 @@ def _candidates(known: _Known) -> dict[str, list[Candidate]]:
 
 
 def _plan_in_use(
-    store: Store, device: Device, network: Network, known: _Known, copied: CopiedPlan | None
+    store: Store,
+    device: Device,
+    worker: Worker,
+    network: Network,
+    known: _Known,
+    copied: CopiedPlan | None,
+    until: Deadline,
 ) -> PlanState | None:
-    """Return the plan that the network would run now, and add its candidates to those that are known."""
+    """Return the plan that the network would run now, and add its candidates to those that are known.
+
+    A plan for another batch size, or of another database, names kernels that were verified elsewhere. Those that were
+    not verified on their layer's problem are verified now; a layer whose kernel is not right runs on its winner.
+    """
     own = store.plan(device, network.key) or copied
     found = (own, network) if own else plan_for_other_batch(store, device, network)
     if found is None:
@@ -380,11 +391,16 @@ def _plan_in_use(
     if any(choice["layer"] not in known for choice in saved.choices):
         return None
     assignments = {name: LayerAssignment(name, each[0].candidate) for name, each in known.items() if each}
+    problems = {layer.name: layer.problem for layer in network.all_layers}
     for choice in saved.choices:
         name, kernel = choice["layer"], store.kernel(choice["kernel"])
         us = choice["us"] if planned_network is network else None  # else it was timed at another batch size
         one = _KnownCandidate(candidate(store, kernel, choice["launch"]), kernel.id, us)
         if all(one.candidate != other.candidate for other in known[name]):
+            if until.is_over:
+                return None
+            if not _is_right(store, device, worker, problems[name], one):
+                continue
             known[name].append(one)
         assignments[name] = LayerAssignment(name, one.candidate, choice["overlap"])
     names = saved.details.get("alternatives", [])
@@ -394,6 +410,24 @@ def _plan_in_use(
         order=[choice["layer"] for choice in saved.choices],
     )
     return plan if all(layer.name in assignments for layer in plan.layers(network)) else None
+
+
+def _is_right(store: Store, device: Device, worker: Worker, problem: Problem, one: _KnownCandidate) -> bool:
+    """Return whether a candidate is right on a problem; one of ours that was not tried there is tried now."""
+    if not one.candidate.native:
+        return True  # an operator of torch; a plan of cuDNN refuses any problem but its own
+    launch = launch_text(one.candidate.launch)
+    tried = [
+        row.status
+        for row in store.measurements(device, str(problem))
+        if row.kernel_id == one.kernel_id and launch_text(row.launch) == launch
+    ]
+    if not tried:
+        worker.send(problem, one.candidate)
+        result = worker.receive()
+        record_result(store, device, problem, one.kernel_id, one.candidate, result)
+        tried = [result.status]
+    return "ok" in tried
 
 
 def _choice(assignment: LayerAssignment, known: Sequence[_KnownCandidate]) -> dict[str, object]:

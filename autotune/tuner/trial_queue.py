@@ -67,6 +67,42 @@ def known_times(store: Store, device: Device, problems: Iterable[Problem]) -> di
     return {problem: times[text] for problem in problems if (text := str(problem)) in times}
 
 
+def record_result(
+    store: Store,
+    device: Device,
+    problem: Problem,
+    kernel_id: int,
+    tried: Candidate,
+    result: Result,
+    final: bool = False,
+) -> None:
+    """Write the result of a candidate to the database.
+
+    Args:
+        store: The database.
+        device: The device that ran it.
+        problem: The problem.
+        kernel_id: Id of the candidate's kernel.
+        tried: The candidate.
+        result: Its result.
+        final: Whether it was timed in interleaved rounds with the other finalists.
+    """
+    store.put_measurement(
+        device_id=device.id,
+        problem_id=store.put_problem(str(problem)).id,
+        kernel_id=kernel_id,
+        launch=dict(tried.launch),
+        status=result.status,
+        error=result.error,
+        relative_error=result.relative_error,
+        median_us=result.median_us,
+        spread_us=result.spread_us,
+        samples_us=result.samples_us,
+        final=final,
+        details=result.details,
+    )
+
+
 class TrialQueue:
     """The trials of one tuner on one device; other processes may use the same database.
 
@@ -175,29 +211,8 @@ class TrialQueue:
             self.drain(len(self._sent) - 1)
 
     def record(self, problem: Problem, row: KernelRow, tried: Candidate, result: Result, final: bool = False) -> None:
-        """Write the result of a candidate to the database.
-
-        Args:
-            problem: The problem.
-            row: The candidate's kernel.
-            tried: The candidate.
-            result: Its result.
-            final: Whether it was timed in interleaved rounds with the other finalists.
-        """
-        self._store.put_measurement(
-            device_id=self._device.id,
-            problem_id=self._store.put_problem(str(problem)).id,
-            kernel_id=row.id,
-            launch=dict(tried.launch),
-            status=result.status,
-            error=result.error,
-            relative_error=result.relative_error,
-            median_us=result.median_us,
-            spread_us=result.spread_us,
-            samples_us=result.samples_us,
-            final=final,
-            details=result.details,
-        )
+        """Write the result of a candidate to the database, as `record_result` does."""
+        record_result(self._store, self._device, problem, row.id, tried, result, final)
 
     def _update_best_us(self, problem: Problem, us: float | None) -> float | None:
         """Return the best time of a problem, a new result included."""

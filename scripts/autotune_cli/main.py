@@ -41,6 +41,7 @@ COMMANDS = {
         "kill-campaign": ("checks.kill_campaign", "kill tuners at random moments and check what is left"),
         "cluster-overhead": ("checks.cluster_overhead", "time tunes on a cluster against tunes without one"),
         "coordinator-load": ("checks.coordinator_load", "measure what the coordinator of a large tune takes"),
+        "other-batches": ("checks.other_batches", "run kernels on batch sizes that they were not tuned for"),
         "random-graphs": ("checks.random_graphs", "compare random networks with torch"),
         "random-plans": ("checks.random_plans", "compare random plans of a network with torch"),
         "stress": ("checks.stress", "call one FusedResNet from several threads"),

@@ -69,6 +69,7 @@ ENDS = {
     "cluster-overhead": ["--rounds", "0"],
     "coordinator-load": ["--problems", "absent"],
     "random-graphs": ["--db", "text.db", "--graphs", "1"],
+    "other-batches": ["--db", "text.db"],
     "random-plans": ["--db", "text.db"],
     "kill-campaign": ["--target", "nothing"],
     "stress": ["--db", "text.db"],

@@ -1,13 +1,9 @@
 """scripts/checks/random_plans.py on the CPU: right kernels make right plans, and a wrong kernel is found and named."""
 
-import json
 import re
-import shutil
-import sqlite3
-from contextlib import closing
 
 import pytest
-from databases import renew_digests
+from databases import with_wrong_kernel
 from processes import TUNED_BATCH, script
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
@@ -21,18 +17,7 @@ def checked(database, *options):
 
 @pytest.fixture
 def wrong_db(tuned_db, tmp_path):
-    """Return a database with one wrong kernel, which gets its weights in another layout, and that kernel's config."""
-    path = shutil.copy(tuned_db, tmp_path / "wrong.db")
-    with closing(sqlite3.connect(path)) as connection:
-        timed = "(SELECT count(*) FROM measurement WHERE kernel_id = kernel.id)"
-        kernels = f"FROM kernel WHERE family = 'cpu_conv2d' ORDER BY {timed} DESC LIMIT 1"  # serves several layers
-        number, config, layouts = connection.execute(f"SELECT id, config, weight_layouts {kernels}").fetchone()
-        width = int(json.loads(layouts)["weight"].removeprefix("k"))
-        wider = json.dumps({"weight": f"k{2 * width}"})  # as large or larger, so that no read leaves the tensor
-        connection.execute("UPDATE kernel SET weight_layouts = ? WHERE id = ?", (wider, number))
-        connection.commit()
-    renew_digests(path)
-    return path, config
+    return with_wrong_kernel(tuned_db, tmp_path)
 
 
 def test_plans_of_right_kernels(tuned_db):
@@ -44,7 +29,7 @@ def test_plans_of_right_kernels(tuned_db):
 
 
 def test_a_wrong_kernel_is_found_and_named(wrong_db):
-    path, config = wrong_db
+    path, _, config = wrong_db
     done = checked(path)
     assert done.returncode == 1, done.stdout + done.stderr
     wrong = re.findall(r"^seed (\d+): relative error \S+, allowed \S+ layers alone:\n  (.+)", done.stdout, re.M)

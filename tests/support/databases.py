@@ -1,9 +1,10 @@
-"""Databases with random rows, and the content of a file without ids, read with sqlite3 alone."""
+"""Databases with random rows or a wrong kernel, and the content of a file without ids, read with sqlite3 alone."""
 
 from __future__ import annotations
 
 import json
 import random
+import shutil
 import sqlite3
 from collections import Counter
 from contextlib import closing
@@ -92,6 +93,22 @@ QUERIES = {
          FROM json_each(choices) JOIN kernel ON kernel.id = json_extract(value, '$.kernel'))
         FROM plan JOIN device ON device.id = device_id LEFT JOIN environment ON environment.id = environment_id""",
 }
+
+
+def with_wrong_kernel(path: Path, folder: Path) -> tuple[Path, int, str]:
+    """Return a copy with one wrong kernel, which gets its weights in another layout, its id, and its config."""
+    copy = folder / "wrong.db"
+    shutil.copy(path, copy)
+    with closing(sqlite3.connect(copy)) as connection:
+        timed = "(SELECT count(*) FROM measurement WHERE kernel_id = kernel.id)"
+        kernels = f"FROM kernel WHERE family = 'cpu_conv2d' ORDER BY {timed} DESC LIMIT 1"  # serves several layers
+        number, config, layouts = connection.execute(f"SELECT id, config, weight_layouts {kernels}").fetchone()
+        width = int(json.loads(layouts)["weight"].removeprefix("k"))
+        wider = json.dumps({"weight": f"k{2 * width}"})  # as large or larger, so that no read leaves the tensor
+        connection.execute("UPDATE kernel SET weight_layouts = ? WHERE id = ?", (wider, number))
+        connection.commit()
+    renew_digests(copy)
+    return copy, number, config
 
 
 def told(path: Path) -> dict[str, Counter[tuple[object, ...]]]:

@@ -9,6 +9,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from databases import with_wrong_kernel
+from processes import TUNED_BATCH
 from sqlalchemy import text
 
 from autotune.core import Deadline, OutOfTimeError, device_name, device_target
@@ -28,13 +30,14 @@ from autotune.ir import (
     parse,
     with_batch,
 )
-from autotune.measure import Result
+from autotune.measure import Result, Worker
 from autotune.runtime.selection import select
 from autotune.tuner.copied_plans import CopiedPlan
 from autotune.tuner.network_tuner import tune_network_plan
 from autotune.tuner.plan_descent import MAX_TIME_RATIO
 from autotune.tuner.untimed_inductor import prefer_untimed
 from autotune_cli.tune_summary import outcome_text, plan_text
+from fused_resnet.networks.se_resnet9_fixup_layers import network as seed_network
 from tuning_db import Store
 
 PROBLEM = "conv2d n=2 h=4 w=4 c={c} k=8 dtype=f32"
@@ -161,6 +164,27 @@ def test_a_kernel_of_the_plan_in_use_is_tried_in_all_layers_of_its_problem(store
     us = dict.fromkeys(itertools.product((0, 1, 7), repeat=2), 10.0) | {(7, 0): 9.0, (7, 7): 8.0}
     row = tune_network_plan(store, device, Device(us), twins)
     assert row.median_us == 8.0 and [choice["kernel"] for choice in row.choices] == [other, other]
+
+
+def test_a_kernel_that_is_wrong_at_this_batch_size_is_left_out(tuned_db, tmp_path):
+    """The plan of another batch size names it; it was right there, or so the database says."""
+    path, wrong, _ = with_wrong_kernel(tuned_db, tmp_path)
+    with Store.create(path) as store, Worker("cpu") as worker:
+        device = store.device(device_name(torch.device("cpu")))
+        there, here = (seed_network("se_resnet9_fixup", n, 3, "f32") for n in (TUNED_BATCH, TUNED_BATCH + 1))
+        fastest = {layer.name: store.ranking(device, str(layer.problem))[0] for layer in there.layers}
+        assert wrong in [row.kernel_id for row in fastest.values()]
+        choices = [
+            {"layer": name, "kernel": row.kernel_id, "launch": row.launch, "us": 1.0, "overlap": False}
+            for name, row in fastest.items()
+        ]
+        store.put_plan(device_id=device.id, network=there.key, median_us=9.0, spread_us=0.1, choices=choices)
+        row = tune_network_plan(store, device, worker, here, descend=False)
+        kernels = [choice["kernel"] for choice in row.choices]
+        assert wrong not in kernels and any(one.kernel_id in kernels for one in fastest.values())
+        tried = [one for layer in here.layers for one in store.measurements(device, str(layer.problem))]
+        assert {one.status for one in tried if one.kernel_id == wrong} == {"wrong"}
+        assert {one.status for one in tried if one.kernel_id in kernels} == {"ok"}
 
 
 BRANCHES = Network(
