@@ -165,6 +165,7 @@ class Workload:
         """Compare all outputs with the reference; arguments and result as for `verify`."""
         worst = 0.0
         accuracy = accuracy or self.problem.output_dtype
+        dtypes = {operand.name: operand.dtype for operand in self.problem.operands()}
         for name, expected in self.expected.items():
             actual = self.tensors[name].to(expected.dtype)
             difference = actual - (expected.clamp(*self._form.range) if self._form else expected)
@@ -175,7 +176,8 @@ class Workload:
             if self._form:
                 fault = byte_tolerance.fault(self._form, actual, expected, of_sums)
             else:
-                fault = _fault(difference, expected, error, accuracy, math.sqrt(self.problem.roundings))
+                of_output = max(accuracy, dtypes[name], key=lambda key: TOLERANCE.get(key, 0.0))  # the less exact one
+                fault = _fault(difference, expected, error, of_output, math.sqrt(self.problem.roundings))
             if fault:
                 return worst, f"{name} has {fault}"
         return worst, None

@@ -67,6 +67,7 @@ class Problem:
         anchors: The steps of ANCHORS that its epilogue must have, in order.
         batch_field: Name of the field that `with_batch` changes.
         max_operands: Largest number of tensors.
+        has_epilogue: Whether its epilogue may have steps.
         broadcasts: Whether its epilogue may read tensors that are broadcast to the output (n, h, w, c).
         dtype: Dtype of the inputs and weights.
         epilogue: Steps that are applied to the result before it is stored.
@@ -79,6 +80,7 @@ class Problem:
     anchors: ClassVar[tuple[str, ...]] = ()
     batch_field: ClassVar[str] = "n"
     max_operands: ClassVar[int] = MAX_OPERANDS
+    has_epilogue: ClassVar[bool] = True
     broadcasts: ClassVar[bool] = False
     dtype: DtypeName
     epilogue: Epilogue = _NO_STEPS
@@ -93,6 +95,8 @@ class Problem:
         if self.epilogue.anchors != self.anchors:
             rule = f"must have {' and then '.join(self.anchors)}, once" if self.anchors else "can have none"
             raise ProblemError(f"'{self}': of the steps {', '.join(ANCHORS)} the epilogue of {self.operator} {rule}")
+        if self.epilogue.steps and not self.has_epilogue:
+            raise ProblemError(f"'{self}': {self.operator} has no epilogue")
         if self.epilogue.broadcasts and not self.broadcasts:
             raise ProblemError(
                 f"'{self}': the epilogue of {self.operator} cannot read tensors that are broadcast, as add_image, "
@@ -158,8 +162,8 @@ class Problem:
         """Return the functions of the anchors `conv`, `gate` and `project`, in the order of `anchors`."""
         return ()
 
-    def reference_outputs(self, y: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the outputs, by name, that are computed from the finished `y`."""
+    def reference_outputs(self, tensors: Tensors, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the outputs besides `y` and those of the epilogue, by name; `y` is finished."""
         return {}
 
     def operands(self) -> tuple[Operand, ...]:

@@ -19,9 +19,18 @@ from autotune.ir.problem.operators.avg_pool2d import AvgPool2d
 from autotune.ir.problem.operators.clipped_avg_pool2d import ClippedAvgPool2d
 from autotune.ir.problem.operators.adaptive_avg_pool2d import AdaptiveAvgPool2d
 from autotune.ir.problem.operators.max_pool2d import MaxPool2d
+from autotune.ir.problem.operators.max_pool2d_gradient import MaxPool2dGradient
 from autotune.ir.problem.operators.global_avg_pool2d import GlobalAvgPool2d
 from autotune.ir.problem.operators.layer_norm import LayerNorm
 from autotune.ir.problem.operators.group_norm import GroupNorm
+from autotune.ir.problem.operators.batch_norm_statistics import BatchNormStatistics
+from autotune.ir.problem.operators.batch_norm_gradient import (
+    JOINED_RELU,
+    NO_RELU,
+    OWN_RELU,
+    BatchNormGradient,
+    BatchNormGradientSums,
+)
 from autotune.ir.problem.operators.softmax import Softmax
 from autotune.ir.problem.operators.upsample import Upsample
 from autotune.ir.problem.operators.elementwise import Elementwise
@@ -47,9 +56,15 @@ from autotune.ir.problem.operators.torch_call import CallDevice, OperatorCall, T
 __all__ = [
     "GATE_ACTIVATIONS",
     "HIDDEN_ACTIVATIONS",
+    "JOINED_RELU",
     "MAX_PIECES",
+    "NO_RELU",
+    "OWN_RELU",
     "AdaptiveAvgPool2d",
     "AvgPool2d",
+    "BatchNormGradient",
+    "BatchNormGradientSums",
+    "BatchNormStatistics",
     "CallDevice",
     "Cast",
     "ClippedAvgPool2d",
@@ -72,6 +87,7 @@ __all__ = [
     "GroupNorm",
     "LayerNorm",
     "MaxPool2d",
+    "MaxPool2dGradient",
     "OperatorCall",
     "PatchConv2d",
     "Piece",

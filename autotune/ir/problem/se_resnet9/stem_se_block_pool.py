@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from autotune.ir.problem.base import Operand
+from autotune.ir.problem.base import Operand, Tensors
 from autotune.ir.problem.operators.avg_pool2d import AvgPool2d
 from autotune.ir.problem.registry import register
 from autotune.ir.problem.se_resnet9.stem_block import StemBlock
@@ -38,6 +38,6 @@ class StemSeBlockPool(StemBlock):
         """Return those of the stem and its block, and `pooled`."""
         return (*super().operands(), Operand("pooled", "output", self.pool.output_shape, self.dtype))
 
-    def reference_outputs(self, y: torch.Tensor) -> dict[str, torch.Tensor]:
+    def reference_outputs(self, tensors: Tensors, y: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return `pooled`."""
         return {"pooled": self.pool.average(y)}

@@ -1,0 +1,58 @@
+"""Statistics of a batch normalization in training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from autotune.ir.problem.base import Operand, Tensors
+from autotune.ir.problem.images import Images
+from autotune.ir.problem.operators.pixelwise import IMAGE_SIZES, IMAGE_STRUCT
+from autotune.ir.problem.registry import register
+
+STATISTICS = 5
+"""Rows of the statistics: mean, variance, 1 / sqrt(variance + eps), scale and shift."""
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class BatchNormStatistics(Images):
+    """Statistics of each channel: x (n, h, w, c), weight and bias (c), y (5, c) in float32.
+
+    The rows of y are the mean, the variance (divided by n h w), 1 / sqrt(variance + eps), and the factor and the
+    summand of the normalization: scale = weight / sqrt(variance + eps), shift = bias - mean scale. eps is the
+    operator's scalar.
+    """
+
+    operator: ClassVar[str] = "batch_norm_statistics"
+    has_epilogue: ClassVar[bool] = False
+    sizes: ClassVar[str] = IMAGE_SIZES
+    struct: ClassVar[str] = IMAGE_STRUCT
+    scalars: ClassVar[int] = 1
+
+    @property
+    def output_dtype(self) -> str:
+        """Return f32."""
+        return "f32"
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Return (5, c)."""
+        return (STATISTICS, self.c)
+
+    @property
+    def flops(self) -> int:
+        """Return 0: only memory bounds it."""
+        return 0
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (self._x, Operand("weight", "vector", (self.c,), "f32"), Operand("bias", "vector", (self.c,), "f32"))
+
+    def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
+        """Compute mean and variance, and what follows from them."""
+        variance, mean = torch.var_mean(tensors["x"].reshape(-1, self.c), 0, correction=0)
+        factor = torch.rsqrt(variance + scalars[0])
+        scale = tensors["weight"] * factor
+        return torch.stack([mean, variance, factor, scale, tensors["bias"] - mean * scale])
