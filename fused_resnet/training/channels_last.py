@@ -7,6 +7,7 @@ memory's bandwidth.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import fx
 from torch._inductor import inductor_prims
 
 from fused_resnet.training.nodes import call, value
+from fused_resnet.training.norm_operators import IMAGE_OPERATORS
 from fused_resnet.training.operator import SOLVE
 
 FORCE_STRIDE_ORDER = inductor_prims.force_stride_order
@@ -41,7 +43,7 @@ class ChannelsLast:
         if node in self._kept or node in self._kept.values():
             return self._kept.get(node, node)
         last = channels_last(value(node))
-        if node.target == SOLVE or (node.op == "placeholder" and value(node).stride() == last.stride()):
+        if _is_result(node) or (node.op == "placeholder" and value(node).stride() == last.stride()):
             return node
         first = next(other for other in self._graph.nodes if other.op != "placeholder")
         with self._graph.inserting_before(first if node.op == "placeholder" else node.next):
@@ -64,6 +66,12 @@ class ChannelsLast:
             with self._graph.inserting_before(node):
                 in_memory = call(self._graph, _ATEN.permute.default, (x, [0, 2, 3, 1]))
             node.args = (in_memory, *node.args[1:])
+
+
+def _is_result(node: fx.Node) -> bool:
+    """Return whether a kernel computes a tensor: it is channels last."""
+    called: Any = node.args[0] if node.target is operator.getitem else node
+    return called.target in (SOLVE, *IMAGE_OPERATORS)
 
 
 def channels_last(tensor: Any) -> torch.Tensor:

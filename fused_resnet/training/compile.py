@@ -10,7 +10,8 @@ import torch
 from torch import fx, nn
 
 from autotune.libraries import inductor
-from fused_resnet.training.operator import use
+from fused_resnet.training.bound_problem import use
+from fused_resnet.training.norm_rewrite import rewrite_norms
 from fused_resnet.training.replay import StepReplay
 from fused_resnet.training.rewrite import Rewrite
 from fused_resnet.training.winners import Winners
@@ -53,6 +54,7 @@ def compile_step(
         graph: On a GPU, replay each pass as a CUDA graph where its arguments stay in place.
     """
     use(winners)
+    rewrite_norms(graph_module, winners.database, device)
     rewrite = Rewrite(winners)
     reason = inductor.why_unavailable(device) if inductor.is_wanted() else f"{inductor.SWITCH} is 0"
     if reason is None:

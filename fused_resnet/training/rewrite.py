@@ -10,10 +10,13 @@ import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-from autotune.ir import pack_weight, turn_weight
+from autotune.ir import JOINED_RELU, pack_weight, turn_weight
+from fused_resnet.training.bound_problem import can_solve
 from fused_resnet.training.channels_last import ChannelsLast, channels_last
 from fused_resnet.training.nodes import call, inlined, result, value
-from fused_resnet.training.operator import SOLVE, can_solve
+from fused_resnet.training.norm_operators import BATCH_NORM_BACKWARD, IMAGE_OPERATORS
+from fused_resnet.training.norms import TrainedNorm
+from fused_resnet.training.operator import SOLVE
 from fused_resnet.training.passes import BY_BIAS, FORWARD, Pass, passes
 from fused_resnet.training.winners import Winners
 
@@ -49,6 +52,9 @@ class Rewrite(CustomGraphPass):
                     node.target = torch.ops.aten.reshape.default
                 node.meta["val"] = result(node.target, node.args, node.kwargs)
                 renewed.add(node)
+            if node.target in IMAGE_OPERATORS:
+                _add_second_gradient(node)
+                _want_channels_last(node)
             if wanted := passes(node.target, node.args, value):
                 before = set(graph.nodes)
                 self._replace(node, wanted, layouts)
@@ -70,7 +76,7 @@ class Rewrite(CustomGraphPass):
         """Add the kernel of a pass; None if there is none."""
         device, database = value(one.operands[0]).device, self._winners.database
         solutions = self._winners.solutions(one.problem, device)
-        usable = (found for found in solutions if can_solve(found.form.problem, database, found.layout, device))
+        usable = (found for found in solutions if can_solve(found.form.problem, database, device, found.layout))
         solution = next(usable, None)
         if solution is None:
             return None
@@ -91,6 +97,34 @@ class Rewrite(CustomGraphPass):
         ]
         y.meta["eager_input_vals"] = ((wanted, *y.args[1:]), {})
         return y
+
+
+def _want_channels_last(node: fx.Node) -> None:
+    """Note that an operator on images takes them channels last, whatever their strides were when it was traced."""
+    arguments = [
+        channels_last(value(one)) if isinstance(one, fx.Node) and value(one).dim() == 4 else one for one in node.args
+    ]
+    given = fx.node.map_arg(arguments, value)
+    node.meta["eager_input_vals"] = (tuple(given), {})
+
+
+def _add_second_gradient(node: fx.Node) -> None:
+    """Fuse an addition of two gradients with the sums of a batch norm's gradient, if nothing else reads its result."""
+    arguments: Any = node.args
+    if node.target is not BATCH_NORM_BACKWARD or arguments[5] != JOINED_RELU:
+        return
+    dy, second, x, _, _, relu, database = arguments
+    norm = TrainedNorm.of(value(x), relu)
+    if norm is None or second is not None or dy.target != torch.ops.aten.add.Tensor or dy.kwargs or len(dy.users) > 1:
+        return
+    summands = [one for one in dy.args if isinstance(one, fx.Node) and _is_like(value(one), value(x))]
+    if len(summands) == 2 and can_solve(norm.gradient_sums(2), database, value(x).device):
+        node.args = (*summands, *node.args[2:])
+        node.graph.erase_node(dy)
+
+
+def _is_like(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype
 
 
 def _replace_forward(node: fx.Node, y: fx.Node) -> None:

@@ -1,27 +1,39 @@
 """The problems of a training step.
 
-A module runs forward and backward on tensors without values, and its calls of torch's convolutions are noted.
+A module runs forward and backward on tensors without values, and its calls of torch's convolutions, batch norms and max
+pools are noted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from autotune.core import CaptureError
-from autotune.ir import Convolution
+from autotune.ir import JOINED_RELU, NO_RELU, OWN_RELU, Convolution, Problem
 from fused_resnet.training.forms import forms
+from fused_resnet.training.norms import (
+    ADDITIONS,
+    BATCH_NORM,
+    IN_PLACE,
+    MAX_POOLS,
+    RELUS,
+    TrainedNorm,
+    TrainedPool,
+    is_trained,
+)
 from fused_resnet.training.passes import passes
 
 _KINDS = {"conv2d": "", "conv2d_dgrad": " by input", "conv2d_wgrad": " by weight"}
@@ -35,18 +47,21 @@ class StepProblems:
     Attributes:
         named: The problem of each pass by the name of its layer and what the pass computes.
         others: Calls of torch's convolutions without a problem: transposed ones, or of other dtypes.
+        norms: The problems of batch norms and max pools, likewise.
     """
 
     named: Mapping[str, Convolution]
     others: int
+    norms: Mapping[str, Problem] = field(default_factory=dict)
 
-    def to_tune(self) -> dict[str, Convolution]:
+    def to_tune(self) -> dict[str, Problem]:
         """Return the problems of all forms of the passes by name; the fastest form of a pass runs."""
-        return {
+        convolutions = {
             name if form.problem is problem else f"{name} (a convolution)": form.problem
             for name, problem in self.named.items()
             for form in forms(problem)
         }
+        return {**convolutions, **self.norms}
 
 
 def step_problems(
@@ -111,8 +126,11 @@ def _noted(
     """
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
     with _Notes(paths) as notes, torch.enable_grad():
+        norms = _NormNotes(lambda: notes.path)
         try:
-            found = [one for one in tree_leaves(run()) if isinstance(one, torch.Tensor) and one.requires_grad]
+            with norms:
+                results = run()
+            found = [one for one in tree_leaves(results) if isinstance(one, torch.Tensor) and one.requires_grad]
             if not (found and wanted):
                 raise CaptureError("no result has a gradient: the parameters or the input must require one")
             torch.autograd.grad(found, wanted, [torch.ones_like(one) for one in found], allow_unused=True)
@@ -121,7 +139,7 @@ def _noted(
         except Exception as error:  # a module may run anything
             line = (str(error).strip().splitlines() or [""])[0]
             raise CaptureError(f"the training step cannot be traced: {type(error).__name__}: {line}") from error
-    return StepProblems(notes.named(), notes.others)
+    return StepProblems(notes.named(), notes.others, norms.named())
 
 
 def _fake(fakes: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
@@ -145,6 +163,11 @@ class _Notes(TorchDispatchMode):
         self._found: list[tuple[str, Convolution]] = []
         self._hooks = ExitStack()
         self.others = 0
+
+    @property
+    def path(self) -> str:
+        """The path of the submodule whose forward runs."""
+        return self._called[-1]
 
     def __enter__(self) -> _Notes:
         for hook in (
@@ -176,10 +199,74 @@ class _Notes(TorchDispatchMode):
 
     def named(self) -> dict[str, Convolution]:
         """Return the problems by name; a submodule that is called several times has numbered ones."""
-        seen: Counter[str] = Counter()
-        named: dict[str, Convolution] = {}
-        for path, problem in self._found:
-            name = (path or "convolution") + _KINDS[problem.operator]
-            seen[name] += 1
-            named[name if seen[name] == 1 else f"{name} ({seen[name]})"] = problem
-        return named
+        return _numbered(((path or "convolution") + _KINDS[problem.operator], problem) for path, problem in self._found)
+
+
+@dataclass(eq=False)
+class _CalledNorm:
+    """A call of a batch norm in training, and what is known by now of what follows it."""
+
+    path: str
+    x: torch.Tensor
+    is_joined: bool = False
+    relu: int = NO_RELU
+
+
+class _NormNotes(TorchFunctionMode):
+    """Notes the calls of batch norms in training and max pools, and the additions and ReLUs behind batch norms.
+
+    Args:
+        path: Returns the path of the submodule whose forward runs.
+    """
+
+    def __init__(self, path: Callable[[], str]) -> None:
+        super().__init__()
+        self._path = path
+        self._norms: list[_CalledNorm] = []
+        self._pools: list[tuple[str, TrainedPool]] = []
+        self._open: dict[int, tuple[_CalledNorm, torch.Tensor]] = {}  # by the id of a tensor: what computed it
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func is BATCH_NORM and is_trained(args, kwargs):
+            self._norms.append(_CalledNorm(self._path(), args[0]))
+            self._open[id(result)] = self._norms[-1], result
+        elif func in MAX_POOLS and (pool := TrainedPool.of(args[0], *args[1:], **kwargs)):
+            self._pools.append((self._path(), pool))
+        elif func in ADDITIONS and len(args) == 2 and not kwargs:
+            changes_another = func in IN_PLACE and id(args[0]) not in self._open
+            found = [self._open.pop(id(one))[0] for one in args if id(one) in self._open]
+            alike = all(isinstance(one, torch.Tensor) and one.shape == result.shape for one in args)
+            if found and alike and not changes_another:
+                first = min(found, key=self._norms.index)
+                first.is_joined = True
+                self._open[id(result)] = first, result
+        elif func in RELUS and id(args[0]) in self._open:
+            norm, _ = self._open.pop(id(args[0]))
+            norm.relu = JOINED_RELU if norm.is_joined else OWN_RELU
+        return result
+
+    def named(self) -> dict[str, Problem]:
+        """Return the problems by name."""
+        norms = [(one.path or "batch norm", TrainedNorm.of(one.x, one.relu)) for one in self._norms]
+        pools = [(path or "max pool", pool) for path, pool in self._pools]
+        return _numbered(
+            (f"{path} {what}", problem)
+            for path, one in (*norms, *pools)
+            if one
+            for what, problem in one.problems.items()
+        )
+
+
+P = TypeVar("P", bound=Problem)
+
+
+def _numbered(found: Iterable[tuple[str, P]]) -> dict[str, P]:
+    """Return problems by name; later ones of the same name are numbered."""
+    seen: Counter[str] = Counter()
+    named: dict[str, P] = {}
+    for name, problem in found:
+        seen[name] += 1
+        named[name if seen[name] == 1 else f"{name} ({seen[name]})"] = problem
+    return named

@@ -9,7 +9,7 @@ from math import inf
 
 import torch
 
-from autotune.ir import Conv2dWgrad, Convolution, parse
+from autotune.ir import Conv2dWgrad, Convolution, Problem, parse
 from autotune.libraries import aten, cudnn_names
 from autotune.runtime import Candidate, KernelChoice, choices, usable_devices
 from fused_resnet.training.forms import Form, forms
@@ -82,11 +82,11 @@ class Winners:
             texts = [text for text in store.problem_texts() if text.startswith(f"{Conv2dWgrad.operator} ")]
         return any(self.solutions(_gradient(text), device) for text in texts)
 
-    def candidates(self, problem: Convolution, device: torch.device) -> list[Candidate]:
+    def candidates(self, problem: Problem, device: torch.device) -> list[Candidate]:
         """Return the kernels for a problem, the fastest first; raises as `solutions` does."""
         return [choice.candidate for choice in self._tuned(problem, device) if _is_solver(choice.candidate)]
 
-    def _tuned(self, problem: Convolution, device: torch.device) -> list[KernelChoice]:
+    def _tuned(self, problem: Problem, device: torch.device) -> list[KernelChoice]:
         with reader(self.database, self._trusted_keys) as store:
             return [choice for choice in choices(store, problem, device) if choice.source.startswith("tuned")]
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from autotune.core import AutotuneError, UnknownNameError
-from autotune.ir import BYTE_PRECISIONS, DTYPES, Network, Problem
+from autotune.ir import BYTE_PRECISIONS, DTYPES, Convolution, Network, Problem
 from autotune_cli import onnx_model
 from autotune_cli.record import one_line
 from fused_resnet import FusedResNet
@@ -79,7 +79,7 @@ class Model:
         return capture(module, shape, dtype)
 
     def step_problems(self, batch: int, dtype: str, precision: str | None = None) -> dict[str, Problem]:
-        """Return the convolutions of a training step, forward and backward, by the names of their layers.
+        """Return the problems of a training step, forward and backward, by the names of their layers.
 
         Args:
             batch: Batch size.
@@ -96,9 +96,12 @@ class Model:
         _check_tf32(dtype, precision)
         module = copy.deepcopy(self.module).train()
         found = step_problems(module, [torch.empty(batch, *self.shape)], DTYPES[dtype] if dtype != "f32" else None)
-        if precision == TF32:
-            return {name: dataclasses.replace(problem, dtype=TF32) for name, problem in found.to_tune().items()}
-        return {**found.to_tune()}
+        if precision != TF32:
+            return found.to_tune()
+        return {
+            name: dataclasses.replace(problem, dtype=TF32) if isinstance(problem, Convolution) else problem
+            for name, problem in found.to_tune().items()
+        }
 
     def call(self, x: torch.Tensor) -> object:
         """Run the module once; raises AutotuneError if it does not accept the input."""

@@ -229,6 +229,13 @@ PROBLEMS = {
         "max_pool2d n=2 h=11 w=9 c=13 r=4 s=3 stride=1,2 pad=2,0 dtype={} epilogue=silu",
         "max_pool2d n=2 h=9 w=9 c=64 r=3 s=3 stride=1,1 pad=1,1 dtype={} epilogue=add",
     ],
+    "cuda_max_pool2d_gradient": [
+        "max_pool2d_gradient n=3 h=13 w=10 c=24 r=3 s=3 stride=2,2 pad=1,1 dtype={}",
+        "max_pool2d_gradient n=2 h=28 w=29 c=64 r=3 s=3 stride=2,2 ceil=1 dtype={}",
+        "max_pool2d_gradient n=2 h=9 w=8 c=12 r=2 s=2 stride=2,2 dtype={}",
+        "max_pool2d_gradient n=2 h=11 w=9 c=13 r=4 s=3 stride=1,2 pad=2,0 dtype={}",
+        "max_pool2d_gradient n=2 h=9 w=9 c=64 r=3 s=3 stride=1,1 pad=1,1 dtype={}",
+    ],
     "cuda_global_avg_pool2d": [
         "global_avg_pool2d n=3 h=7 w=7 c=264 dtype={} epilogue=store,scale",
         "global_avg_pool2d n=2 h=1 w=3 c=13 dtype={} epilogue=none",
@@ -254,6 +261,22 @@ PROBLEMS = {
         "group_norm n=2 h=64 w=64 c=64 groups=1 dtype={} epilogue=scale,bias,silu,add",
         "group_norm n=2 h=15 w=9 c=37 groups=37 dtype={} epilogue=none",
         "group_norm n=1 h=2 w=3 c=4104 groups=2 dtype={} epilogue=scale,store",
+    ],
+    "cuda_batch_norm_statistics": [
+        "batch_norm_statistics n=9 h=56 w=57 c=64 dtype={}",
+        "batch_norm_statistics n=3 h=7 w=7 c=2048 dtype={}",
+        "batch_norm_statistics n=2 h=13 w=9 c=37 dtype={}",
+    ],
+    "cuda_batch_norm_gradient_sums": [
+        "batch_norm_gradient_sums n=9 h=56 w=57 c=64 relu=1 dtype={}",
+        "batch_norm_gradient_sums n=3 h=28 w=28 c=256 relu=2 gradients=2 dtype={}",
+        "batch_norm_gradient_sums n=3 h=7 w=7 c=2048 relu=2 dtype={}",
+        "batch_norm_gradient_sums n=2 h=13 w=9 c=38 gradients=2 dtype={}",
+    ],
+    "cuda_batch_norm_gradient": [
+        "batch_norm_gradient n=9 h=56 w=57 c=64 relu=1 dtype={}",
+        "batch_norm_gradient n=3 h=7 w=7 c=2048 dtype={}",
+        "batch_norm_gradient n=2 h=13 w=9 c=37 relu=1 dtype={}",
     ],
     "cuda_upsample": [
         "upsample n=2 h=64 w=64 c=21 p=512 q=512 rows=1,8 columns=1,8 mode=bilinear dtype={} epilogue=none",

@@ -7,7 +7,7 @@ import torch
 from training_networks import Small, images, relative_error
 
 from fused_resnet.compile_backend import autotune
-from fused_resnet.training import operator, step_problems
+from fused_resnet.training import bound_problem, step_problems
 from fused_resnet.tuning import TuneLimits, create, tune_step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.compile, pytest.mark.filterwarnings("ignore:of the")]
@@ -31,8 +31,8 @@ def database(tmp_path_factory):
 def test_gradients_are_as_exact_as_those_of_torch(database, monkeypatch, inductor):
     monkeypatch.setenv("AUTOTUNE_INDUCTOR", inductor)
     torch._dynamo.reset()
-    solved, run = [], operator.BoundProblem.run
-    monkeypatch.setattr(operator.BoundProblem, "run", lambda *given: (solved.append(given[0]), run(*given))[1])
+    solved, run = [], bound_problem.BoundProblem.run
+    monkeypatch.setattr(bound_problem.BoundProblem, "run", lambda *given: (solved.append(given[0]), run(*given))[1])
     torch.manual_seed(0)
     network = Small().cuda().to(memory_format=torch.channels_last)
     plain, exact = copy.deepcopy(network), copy.deepcopy(network).double()

@@ -22,8 +22,9 @@ using Emulated = kernel::Kernel;
 #endif
 
 extern "C" int emulate(const EMULATED_PROBLEM& problem, void* const* pointers, int cluster, unsigned seed, char* text,
-                       int room) {
-  return emu::run<Emulated>(problem, kernel::NAMED(EMULATED_SYMBOL, _prepare), pointers, cluster, seed, text, room);
+                       int room, int launches) {
+  return emu::run<Emulated>(problem, kernel::NAMED(EMULATED_SYMBOL, _prepare), pointers, cluster, seed, text, room,
+                            launches);
 }
 
 // Returns the reason why the kernel refuses a problem, or null if it accepts the problem.

@@ -7,7 +7,7 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from training_networks import Small, images
 
-from fused_resnet.training import operator
+from fused_resnet.training import bound_problem
 
 
 def parallel_network():
@@ -22,8 +22,8 @@ def train(rank: int, database: str, folder: str) -> None:
     os.environ["AUTOTUNE_INDUCTOR"] = "0"
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    solved, hooked, run = [], [], operator.BoundProblem.run
-    operator.BoundProblem.run = lambda bound, operands: (solved.append(bound._step.name), run(bound, operands))[1]
+    solved, hooked, run = [], [], bound_problem.BoundProblem.run
+    bound_problem.BoundProblem.run = lambda bound, operands: (solved.append(bound._step.name), run(bound, operands))[1]
     distributed._DEFAULT_FIRST_BUCKET_BYTES = 1000  # several buckets, so that Dynamo splits the graph
     parallel = DistributedDataParallel(parallel_network(), bucket_cap_mb=0.001)
     for name, parameter in parallel.module.named_parameters():

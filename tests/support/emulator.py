@@ -157,11 +157,12 @@ class Emulated:
 
     def run(
         self, problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequence[float], launch: Launch,
-        cluster: int, seed: int = 0,
+        cluster: int, seed: int = 0, launches: int = 1,
     ) -> dict[str, torch.Tensor]:  # fmt: skip
         """Every output of a problem, from operands in the shapes and dtypes of problem.operands().
 
         cluster: blocks of one. seed: of the order of threads; TMA is late if it is even, and at once if it is odd.
+        launches: how often the kernel runs, each time on the workspace that the launch before it left.
         """
         layouts = family(self.kernel.family).weight_layouts(self.kernel.values)
         operands: list[torch.Tensor] = []
@@ -179,7 +180,7 @@ class Emulated:
         pointers = (ctypes.c_void_p * abi.MAX_POINTERS)(*(operand.data_ptr() for operand in operands))
         text = ctypes.create_string_buffer(4096)
         packed = self._packed(problem, scalars, launch)
-        status = self._library.emulate(packed, pointers, cluster, ctypes.c_uint(seed), text, len(text))
+        status = self._library.emulate(packed, pointers, cluster, ctypes.c_uint(seed), text, len(text), launches)
         assert status == 0, f"status {status}: {text.value.decode()}"
         named = zip(problem.operands(), operands, strict=True)
         return {operand.name: tensor for operand, tensor in named if operand.role == "output"}

@@ -204,6 +204,11 @@ def groups_of_channels(rng: random.Random) -> str:
     return f"group_norm n={rng.randint(1, 5)} {sizes} groups={groups}"
 
 
+def batch_norm(rng: random.Random, operator: str, more: str = "") -> str:
+    sizes = f"n={rng.randint(1, 9)} h={rng.randint(1, 40)} w={rng.randint(1, 40)}"
+    return f"{operator} {sizes} c={rng.choice((1, 3, 8, 10, 24, 36, 64, 100, 200, 256, 264, 1024))} {more}"
+
+
 def resize(rng: random.Random) -> str:
     h, w, p, q = (rng.randint(1, 40) for _ in range(4))
     rows, columns = rng.choice(((h, p), (1, 2), (10, 13))), rng.choice(((w, q), (w - 1, max(q - 1, 1)), (3, 2)))
@@ -238,6 +243,16 @@ def pool(rng: random.Random, operator: str = "avg_pool2d", more: str = "") -> st
     sizes = f"n={rng.randint(1, 4)} h={rng.randint(4, 20)} w={rng.randint(4, 20)} c={rng.choice((13, 24, 36, 64, 72))}"
     stride, pad = (rng.randint(1, 3), rng.randint(1, 3)), (rng.randint(0, r // 2), rng.randint(0, s // 2))
     return f"{operator} {sizes} r={r} s={s} stride={stride[0]},{stride[1]} pad={pad[0]},{pad[1]} {more}"
+
+
+def pool_gradient(rng: random.Random) -> str:
+    """Gradients of max pools, two of three of windows that kernels are compiled for."""
+    ceil = f"ceil={rng.randint(0, 1)}"
+    if rng.random() < 0.3:
+        return pool(rng, "max_pool2d_gradient", ceil)
+    side, stride, c = rng.randint(2, 3), rng.randint(1, 2), rng.choice((13, 24, 36, 64, 72))
+    sizes = f"n={rng.randint(1, 4)} h={rng.randint(4, 40)} w={rng.randint(4, 40)} c={c} r={side} s={side}"
+    return f"max_pool2d_gradient {sizes} stride={stride} pad={rng.randint(0, 1)},{rng.randint(0, 1)} {ceil}"
 
 
 def tail(rng: random.Random) -> str:
@@ -296,6 +311,11 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
         rng, "adaptive_avg_pool2d", f"p={rng.randint(1, 9)} q={rng.randint(1, 9)}"
     ),
     "cuda_avg_pool2d": pool,
+    "cuda_batch_norm_gradient": lambda rng: batch_norm(rng, "batch_norm_gradient", f"relu={rng.randint(0, 1)}"),
+    "cuda_batch_norm_gradient_sums": lambda rng: batch_norm(
+        rng, "batch_norm_gradient_sums", f"relu={rng.randint(0, 2)} gradients={rng.randint(1, 2)}"
+    ),
+    "cuda_batch_norm_statistics": lambda rng: batch_norm(rng, "batch_norm_statistics"),
     "cuda_cast": lambda rng: pixels(rng, "cast", f"result={rng.choice((*BYTE_FORMATS, 'f16', 'bf16', 'f32'))}"),
     "cuda_clipped_avg_pool2d": lambda rng: pool(rng, "clipped_avg_pool2d", f"ceil={rng.randint(0, 1)}"),
     "cuda_concat": concatenation,
@@ -313,6 +333,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_grouped_conv2d": narrow_groups,
     "cuda_layer_norm": normalized,
     "cuda_max_pool2d": lambda rng: pool(rng, "max_pool2d", f"ceil={rng.randint(0, 1)}"),
+    "cuda_max_pool2d_gradient": pool_gradient,
     "cuda_mma_depthwise_conv2d": square_depthwise,
     "cuda_mma_se_tail": short_tail,
     "cuda_narrow_conv2d": narrow,

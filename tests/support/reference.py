@@ -15,6 +15,9 @@ import torch.nn.functional as F
 from autotune.ir import (
     AdaptiveAvgPool2d,
     AvgPool2d,
+    BatchNormGradient,
+    BatchNormGradientSums,
+    BatchNormStatistics,
     Cast,
     ClippedAvgPool2d,
     Concat,
@@ -34,6 +37,7 @@ from autotune.ir import (
     GroupNorm,
     LayerNorm,
     MaxPool2d,
+    MaxPool2dGradient,
     PatchConv2d,
     Piece,
     PointwisePair,
@@ -166,6 +170,8 @@ def solve(  # noqa: PLR0912, PLR0915 -- a table
             shape = (problem.k, problem.c // problem.groups, problem.r, problem.s)
             weight = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
             value = _gradient(problem, given["x"].movedim(-1, 1), weight, given["dy"], weight)
+        case MaxPool2dGradient():
+            value = _max_pool_gradient(problem, given["x"], given["dy"])
         case Gemm():
             value = torch.einsum("mk,nk->mn", given["x"], given["weight"])
         case Stem():
@@ -198,6 +204,14 @@ def solve(  # noqa: PLR0912, PLR0915 -- a table
             value = _convolved(given["x"], given["weight1"], 2)
         case LayerNorm() | GroupNorm():
             value = _normalized(problem, given["x"], scalars[0])
+        case BatchNormStatistics():
+            value = _statistics(given, scalars[0])
+        case BatchNormGradientSums():
+            return _gradient_sums(problem, given)
+        case BatchNormGradient():
+            *_, scale, _ = given["statistics"]
+            *_, slope, offset = given["sums"]
+            value = scale * _active(problem, given, given["dz"]) + slope * given["x"] + offset
         case Concat():
             value = _concatenated(given, problem.pieces, problem.interleave)
         case ConcatConv2d():
@@ -285,6 +299,41 @@ def _normalized(problem: LayerNorm | GroupNorm, x: torch.Tensor, eps: float) -> 
     axes = (1, 2, 4) if by_group else (4,)
     centred = parts - parts.mean(axes, keepdim=True)
     return (centred / (centred.square().mean(axes, keepdim=True) + eps).sqrt()).flatten(3)
+
+
+def _statistics(given: Mapping[str, torch.Tensor], eps: float) -> torch.Tensor:
+    """Return mean, variance, factor, scale and shift (5, c) of x (n, h, w, c)."""
+    pixels = given["x"].flatten(0, 2)
+    mean = pixels.sum(0) / len(pixels)
+    squares = (pixels - mean).square().sum(0)
+    variance = squares / max(len(pixels) - 1, 1)
+    factor = 1 / (squares / len(pixels) + eps).sqrt()
+    scale = given["weight"] * factor
+    return torch.stack([mean, variance, factor, scale, given["bias"] - mean * scale])
+
+
+def _active(
+    problem: BatchNormGradientSums | BatchNormGradient, given: Mapping[str, torch.Tensor], gradient: torch.Tensor
+) -> torch.Tensor:
+    """Return a gradient where the ReLU behind the normalization is active, and 0 elsewhere."""
+    if problem.relu == 0:
+        return gradient
+    *_, scale, shift = given["statistics"].float()
+    after = given["z"] if problem.relu == 2 else scale * given["x"].float() + shift
+    return torch.where(after > 0, gradient, 0.0)
+
+
+def _gradient_sums(problem: BatchNormGradientSums, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the sums `y` (4, c) of a batch normalization's gradient, and `dz` (n, h, w, c) where it is stored."""
+    mean, _, factor, scale, _ = given["statistics"]
+    gradient = given["dy"] + given["dy2"] if problem.gradients == 2 else given["dy"]
+    dz = _active(problem, given, gradient)
+    by_bias = dz.sum((0, 1, 2))
+    by_weight = torch.einsum("nhwc,nhwc->c", dz, given["x"] - mean) * factor
+    pixels = problem.n * problem.h * problem.w
+    slope = -scale * factor * by_weight / pixels
+    y = torch.stack([by_bias, by_weight, slope, -scale * by_bias / pixels - slope * mean])
+    return {"y": y, "dz": dz} if problem.relu == 2 or problem.gradients == 2 else {"y": y}
 
 
 def _sampling(mode: str, size: int, made: int, ratio: tuple[int, int]) -> torch.Tensor:
@@ -393,6 +442,21 @@ def _largest(
             rows, columns = slice(max(0, top), min(h, top + window[0])), slice(max(0, left), min(w, left + window[1]))
             y[:, i, j] = x[:, rows, columns].amax((1, 2))
     return y
+
+
+def _max_pool_gradient(problem: MaxPool2dGradient, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of a max pool of x (n, h, w, c) without NaN: dy goes to each window's first largest value."""
+    value = torch.zeros_like(x)
+    rows = _clipped(problem.h, problem.r, problem.stride[0], problem.pad[0], problem.p)
+    columns = _clipped(problem.w, problem.s, problem.stride[1], problem.pad[1], problem.q)
+    for i, row in enumerate(rows):
+        for j, column in enumerate(columns):
+            window = x[:, row, column].flatten(1, 2)
+            largest = window == window.amax(1, keepdim=True)
+            first = largest & (largest.cumsum(1) == 1)
+            shares = first * dy[:, i, j, None]
+            value[:, row, column] += shares.unflatten(1, (row.stop - row.start, column.stop - column.start))
+    return value
 
 
 def _gradient(

@@ -31,3 +31,27 @@ def images(n=2, seed=0):
 def relative_error(found, expected):
     exact = expected.detach().double()
     return float((found.detach().double() - exact).norm() / exact.norm())
+
+
+class Normed(nn.Module):
+    """Batch norms alone, before a ReLU, and before an addition and a ReLU; one is called twice. A max pool."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        self.stem_norm = nn.BatchNorm2d(16)
+        self.pool = nn.MaxPool2d(3, 2, 1)
+        self.shared = nn.Conv2d(16, 16, 3, padding=1, bias=False)
+        self.shared_norm = nn.BatchNorm2d(16, momentum=0.3)
+        self.last = nn.Conv2d(16, 24, 1, bias=False)
+        self.last_norm = nn.BatchNorm2d(24, eps=1e-3)
+        self.skip = nn.Conv2d(16, 24, 1, bias=False)
+        self.skip_norm = nn.BatchNorm2d(24)
+
+    def forward(self, x):
+        x = self.pool(torch.relu(self.stem_norm(self.stem(x))))
+        x = torch.relu(self.shared_norm(self.shared(x)) + x)
+        x = nn.functional.relu(x + self.shared_norm(self.shared(x)), inplace=True)
+        y = self.last_norm(self.last(x))
+        y += self.skip_norm(self.skip(x))
+        return y.relu().mean((2, 3))

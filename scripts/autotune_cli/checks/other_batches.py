@@ -51,8 +51,9 @@ def tuned(store: Database, device: torch.device, like: str) -> dict[Problem, Tun
     """
     found: dict[Problem, Tuned] = {}
     for text in store.problem_texts():
-        if like not in text or text.startswith(f"{TorchCall.operator} "):
+        if like not in text or text.startswith(f"{TorchCall.operator} "):  # calls are not read from text
             continue
+        problem = parse(text)
         for row, _ in usable_devices(store, device):
             kernels = [
                 candidate(store, measured.kernel, measured.launch)

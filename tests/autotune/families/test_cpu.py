@@ -14,6 +14,9 @@ from autotune.families import Kernel, families, family
 from autotune.ir import (
     AdaptiveAvgPool2d,
     AvgPool2d,
+    BatchNormGradient,
+    BatchNormGradientSums,
+    BatchNormStatistics,
     ClippedAvgPool2d,
     Concat,
     Conv2d,
@@ -21,10 +24,12 @@ from autotune.ir import (
     Conv2dWgrad,
     DepthToSpace,
     Elementwise,
+    Epilogue,
     GlobalAvgPool2d,
     GroupNorm,
     LayerNorm,
     MaxPool2d,
+    MaxPool2dGradient,
     Piece,
     SeTail,
     Softmax,
@@ -73,6 +78,10 @@ def odd_pool(rng, kind=AvgPool2d, **more):
 
 def odd_max_pool(rng):
     return odd_pool(rng, MaxPool2d, ceil=rng.randint(0, 1))
+
+
+def odd_max_pool_gradient(rng):
+    return MaxPool2dGradient(**{**vars(odd_max_pool(rng)), "epilogue": Epilogue()})
 
 
 def odd_pixels(rng, kind=Elementwise, **more):
@@ -138,6 +147,21 @@ def odd_layer_norm(rng):
     return replace(odd_pixels(rng, LayerNorm), c=rng.choice((3, 5, 16, 33, 100)))  # one channel gives 0
 
 
+def odd_statistics(rng, kind=BatchNormStatistics, **more):
+    return kind(
+        n=rng.randint(1, 6), h=rng.randint(2, 19), w=rng.randint(1, 19), c=rng.choice((1, 5, 16, 33, 100)),
+        dtype="f32", **more,
+    )  # fmt: skip
+
+
+def odd_gradient_sums(rng):
+    return odd_statistics(rng, BatchNormGradientSums, relu=rng.randint(0, 2), gradients=rng.randint(1, 2))
+
+
+def odd_norm_gradient(rng):
+    return odd_statistics(rng, BatchNormGradient, relu=rng.randint(0, 1))
+
+
 def odd_softmax(rng):
     return odd_pixels(rng, Softmax)
 
@@ -171,6 +195,10 @@ PROBLEMS = {
     "cpu_clipped_avg_pool2d": odd_clipped_pool,
     "cpu_adaptive_avg_pool2d": odd_adaptive_pool,
     "cpu_max_pool2d": odd_max_pool,
+    "cpu_max_pool2d_gradient": odd_max_pool_gradient,
+    "cpu_batch_norm_gradient": odd_norm_gradient,
+    "cpu_batch_norm_gradient_sums": odd_gradient_sums,
+    "cpu_batch_norm_statistics": odd_statistics,
     "cpu_global_avg_pool2d": odd_mean,
     "cpu_elementwise": odd_pixels,
     "cpu_layer_norm": odd_layer_norm,
@@ -206,6 +234,14 @@ CORNERS = [
     "layer_norm n=1 h=1 w=3 c=4096 dtype=f32 epilogue=scale,bias,gelu",
     "group_norm n=1 h=40 w=41 c=96 groups=32 dtype=f32 epilogue=scale,bias,relu",
     "group_norm n=2 h=40 w=41 c=70 groups=1 dtype=f32 epilogue=scale,bias",
+    "batch_norm_statistics n=1 h=1 w=1 c=37 dtype=f32",
+    "batch_norm_gradient n=1 h=1 w=1 c=37 relu=1 dtype=f32",
+    "batch_norm_gradient_sums n=2 h=20 w=13 c=37 relu=0 gradients=1 dtype=f32",
+    "batch_norm_gradient_sums n=2 h=20 w=13 c=37 relu=0 gradients=2 dtype=f32",
+    "batch_norm_gradient_sums n=2 h=20 w=13 c=37 relu=1 gradients=1 dtype=f32",
+    "batch_norm_gradient_sums n=2 h=20 w=13 c=37 relu=1 gradients=2 dtype=f32",
+    "batch_norm_gradient_sums n=2 h=20 w=13 c=37 relu=2 gradients=1 dtype=f32",
+    "batch_norm_gradient_sums n=2 h=20 w=13 c=37 relu=2 gradients=2 dtype=f32",
     "upsample n=1 h=64 w=3 c=21 p=9 q=400 rows=64,9 columns=3,400 mode=bilinear dtype=f32",
     "concat n=2 h=5 w=3 pieces=64,32,10 dtype=f32 epilogue=scale,bias,relu",
     "concat n=2 h=5 w=3 pieces=29:58/58,58 interleave=3 dtype=f32 epilogue=mul_image,store,add_pixel",

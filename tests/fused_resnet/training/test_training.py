@@ -14,13 +14,14 @@ from torch import nn
 from training_networks import Small, images, relative_error
 
 from fused_resnet import FusedResNet
-from fused_resnet.training import operator
+from fused_resnet.training import bound_problem
 
 pytestmark = [
     pytest.mark.compile,
     pytest.mark.filterwarnings("ignore:a training step runs on torch's operators", "ignore:.*is not tuned"),
 ]
-NUM_PASSES = 17  # of Small, without the gradient by the input
+NUM_CONVOLUTIONS = 17  # passes of Small, without the gradient by the input
+NUM_PASSES = NUM_CONVOLUTIONS + 4  # those of the batch norm included
 
 
 @pytest.fixture(autouse=True)
@@ -33,13 +34,13 @@ def fresh():
 @pytest.fixture
 def solved(monkeypatch):
     """Return the problems that kernels of ours have solved."""
-    found, run = [], operator.BoundProblem.run
+    found, run = [], bound_problem.BoundProblem.run
 
     def noted(bound, operands):
         found.append(bound._step.name)
         return run(bound, operands)
 
-    monkeypatch.setattr(operator.BoundProblem, "run", noted)
+    monkeypatch.setattr(bound_problem.BoundProblem, "run", noted)
     return found
 
 
@@ -140,7 +141,7 @@ def test_processes_share_the_mean_of_their_gradients(step_db, tmp_path):
     for rank in range(2):
         gradients, hooked, solved = torch.load(tmp_path / f"{rank}.pt")
         assert sorted(hooked) == sorted(expected), "a hook for each gradient"
-        assert len(solved) == NUM_PASSES
+        assert len(solved) == NUM_CONVOLUTIONS
         for name, gradient in gradients.items():
             assert relative_error(gradient, expected[name]) < 1e-5, name
 
@@ -184,7 +185,7 @@ def test_a_backward_hook_sees_and_changes_the_gradient(step_db):
 def test_a_batch_size_that_was_not_tuned_runs_on_torch_and_says_so(step_db, solved):
     trained = network()
     reference, x = copy.deepcopy(trained).double(), images(3)
-    with pytest.warns(UserWarning, match=rf"of the {NUM_PASSES} convolutions of a training step.*, 0 run on"):
+    with pytest.warns(UserWarning, match=rf"of the {NUM_CONVOLUTIONS} convolutions of a training step.*, 0 run on"):
         compiled(trained, step_db)(x).square().sum().backward()
     assert_gradients_are_right(trained, reference, x)
     assert not solved

@@ -81,10 +81,11 @@ inline void run_cluster(int first, int count, int threads_of_block) {
       if (barrier.bytes) fail("bytes are awaited that never come");
 }
 
-// Prepares and runs a kernel as the engine does. Returns an at_status; on failure `text` receives the reason.
+// Prepares a kernel and launches it `launches` times on one workspace, as the engine does. Returns an at_status; on
+// failure `text` receives the reason.
 template <typename Kernel, typename Problem, typename Prepare>
 int run(const Problem& problem, Prepare prepare, void* const* pointers, int cluster, unsigned seed, char* text,
-        int room) {
+        int room, int launches) {
   static at_prepared out;
   std::memset(&out, 0, sizeof out);
   prepare(problem, &out);
@@ -108,7 +109,8 @@ int run(const Problem& problem, Prepare prepare, void* const* pointers, int clus
   std::copy(out.grid, out.grid + 2, grid_blocks);
   body = [&](Block& block) { Kernel::run(params, block.memory); };
   try {
-    for (int first = 0; first < out.grid[0] * out.grid[1]; first += cluster) run_cluster(first, cluster, out.threads);
+    for (int launch = 0; launch < launches; ++launch)
+      for (int first = 0; first < out.grid[0] * out.grid[1]; first += cluster) run_cluster(first, cluster, out.threads);
   } catch (const std::exception& error) {
     std::snprintf(text, room, "%s", error.what());
     return AT_FAILED;

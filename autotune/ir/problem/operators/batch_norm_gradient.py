@@ -63,8 +63,8 @@ class BatchNormGradientSums(_BatchNormPass):
     With x (n, h, w, c) and the rows of statistics (5, c), which BatchNormStatistics computes, the rows of y are
 
     - the gradient by the bias, sum(dz)
-    - that by the weight, sum(dz (x - mean)) / sqrt(variance + eps)
-    - slope and offset of BatchNormGradient: with m = n h w, slope = -scale / sqrt(variance + eps) row(1) / m and
+    - that by the weight, factor sum(dz (x - mean))
+    - slope and offset of BatchNormGradient: with m = n h w, slope = -scale factor row(1) / m and
       offset = -scale row(0) / m - slope mean.
     """
 

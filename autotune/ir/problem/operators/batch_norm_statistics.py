@@ -13,7 +13,7 @@ from autotune.ir.problem.operators.pixelwise import IMAGE_SIZES, IMAGE_STRUCT
 from autotune.ir.problem.registry import register
 
 STATISTICS = 5
-"""Rows of the statistics: mean, variance, 1 / sqrt(variance + eps), scale and shift."""
+"""Rows of the statistics: mean, unbiased variance, factor, scale and shift."""
 
 
 @register
@@ -21,9 +21,12 @@ STATISTICS = 5
 class BatchNormStatistics(Images):
     """Statistics of each channel: x (n, h, w, c), weight and bias (c), y (5, c) in float32.
 
-    The rows of y are the mean, the variance (divided by n h w), 1 / sqrt(variance + eps), and the factor and the
-    summand of the normalization: scale = weight / sqrt(variance + eps), shift = bias - mean scale. eps is the
-    operator's scalar.
+    With m = n h w and the sum s of squared distances from the mean, the rows of y are
+
+    - the mean
+    - the unbiased variance s / (m - 1), which torch's running variance takes in; s for one pixel
+    - factor = 1 / sqrt(s / m + eps), by which distances from the mean are normalized; eps is the operator's scalar
+    - scale = weight factor and shift = bias - mean scale: the normalization is scale x + shift.
     """
 
     operator: ClassVar[str] = "batch_norm_statistics"
@@ -52,7 +55,9 @@ class BatchNormStatistics(Images):
 
     def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
         """Compute mean and variance, and what follows from them."""
-        variance, mean = torch.var_mean(tensors["x"].reshape(-1, self.c), 0, correction=0)
+        pixels = tensors["x"].reshape(-1, self.c)
+        variance, mean = torch.var_mean(pixels, 0, correction=0)
         factor = torch.rsqrt(variance + scalars[0])
+        unbiased = variance * (len(pixels) / max(len(pixels) - 1, 1))
         scale = tensors["weight"] * factor
-        return torch.stack([mean, variance, factor, scale, tensors["bias"] - mean * scale])
+        return torch.stack([mean, unbiased, factor, scale, tensors["bias"] - mean * scale])

@@ -1,0 +1,121 @@
+"""Parts of the families whose threads own channels and walk the pixels: templates/cuda/pixel_columns.cuh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TypeVar
+
+from autotune.core import Architecture, ceil_div, cuda_architectures
+from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter
+from autotune.families.cuda.rules import require_access, require_whole_vectors
+from autotune.families.rules import require
+from autotune.ir import DTYPES, Epilogue
+from autotune.ir.problem.images import Images
+
+P = TypeVar("P", bound=Images)
+
+_MAX_SPLITS, _MAX_PIXELS = 4096, 2**30  # of why_refused in the header
+_ADDRESSES = 24  # registers of a thread for addresses and counters: a round number from `cuobjdump -res-usage`
+_RESIDENT = (1024, 768, 512)
+"""Threads that the registers of an SM must hold: the largest number whose threads have registers for all loads of a
+chunk. Without such a bound, the compiler may save registers by issuing loads one after the other."""
+_SM_THREADS = (1024, 2048, 512, 4096)  # threads of a grid for each SM that are timed, the most promising first
+_IN_FLIGHT = 3350 * 700 / 132
+"""Bytes that loads of an SM must wait for to use all bandwidth: that of an H100 in bytes a ns (NVIDIA H100 whitepaper),
+times the latency of device memory in ns, an estimate, divided by the number of SMs."""
+_SPLITS = Parameter("splits", tuple(range(1, _MAX_SPLITS + 1)), "blocks that share the pixels of a slab of channels")
+
+
+def _numbers(config: Config) -> tuple[int, int, int, int]:
+    """Return vector, items, columns and threads."""
+    vector, items, columns, threads = (int(config[name]) for name in ("vector", "items", "columns", "threads"))
+    return vector, items, columns, threads
+
+
+def _shape(problem: Images, config: Config) -> tuple[int, int]:
+    """Return the slabs of channels and the chunks of pixels."""
+    vector, items, columns, threads = _numbers(config)
+    return (
+        ceil_div(problem.c, vector * columns),
+        ceil_div(problem.n * problem.h * problem.w, threads // columns * items),
+    )
+
+
+def _why_unsupported(problem: Images) -> str | None:
+    pixels = problem.n * problem.h * problem.w
+    return require(pixels < _MAX_PIXELS, f"there must be less than {_MAX_PIXELS} pixels; there are {pixels}")
+
+
+def _why_unfit(problem: Images, config: Config, arch: Architecture) -> str | None:
+    vector, _, columns, _ = _numbers(config)
+    widest = math.gcd(problem.c, 4)
+    return (
+        require_whole_vectors(problem.c, vector)
+        or require(vector >= widest, f"an access of {widest} channels is possible, and faster than one of {vector}")
+        or require(
+            columns == 4 or columns // 2 * vector < problem.c,
+            f"half of {columns} columns of {vector} channels hold all of {problem.c} channels",
+        )
+    )
+
+
+def _launches(problem: Images, config: Config, arch: Architecture) -> list[Launch]:
+    *_, threads = _numbers(config)
+    slabs, chunks = _shape(problem, config)
+    fills = [arch.processors * sm_threads // (threads * slabs) for sm_threads in _SM_THREADS]
+    splits = dict.fromkeys(max(1, min(fill, chunks, _MAX_SPLITS)) for fill in fills)
+    return [{_SPLITS.name: count} for count in splits]
+
+
+def pixel_columns(operator: type[P], tensors: int, channel_floats: int, seconds: float) -> Family[P]:
+    """Return a family whose threads own neighbouring channels and walk the pixels; it is named for its operator.
+
+    Args:
+        operator: The problem that it solves; its template is cuda/<operator>.cu.j2.
+        tensors: Most tensors of the problem's size that a thread reads at once.
+        channel_floats: Floats that a thread holds for each of its channels.
+        seconds: Estimate of the compile time of a kernel, without its headers.
+    """
+
+    def why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+        return require_access(int(config["vector"]), dtype)
+
+    def context(config: Config, arch: Architecture, dtype: str) -> Mapping[str, object]:
+        vector, items, _, _ = _numbers(config)
+        words = ceil_div(vector * DTYPES[dtype].itemsize, 4)
+        registers = tensors * items * words + channel_floats * vector + _ADDRESSES
+        fits = (size for size in _RESIDENT if registers * size <= arch.sm_registers)
+        return {**config, "resident": next(fits, _RESIDENT[-1])}
+
+    def cost(problem: P, config: Config, arch: Architecture) -> float:
+        """Rank by the bytes in flight of 1024 threads of an SM, short rows of memory, and idle threads and blocks."""
+        vector, items, columns, threads = _numbers(config)
+        slabs, chunks = _shape(problem, config)
+        size = DTYPES[problem.dtype].itemsize
+        in_flight = 1024 * items * vector * size
+        row = min(problem.c, columns * vector) * size
+        idle = slabs * columns * vector / problem.c * max(1.0, arch.processors * 1024 / (slabs * chunks * threads))
+        return max(1.0, _IN_FLIGHT / in_flight) * max(1.0, 128 / row) * idle + items / 64 + threads / 16384
+
+    return Family[P](
+        name=f"cuda_{operator.operator}",
+        operator=operator,
+        kind=DEVICE_IMAGE,
+        template=f"cuda/{operator.operator}.cu.j2",
+        architectures=cuda_architectures(),
+        parameters=(
+            Parameter("vector", (1, 2, 4, 8), "channels of an access"),
+            Parameter("items", (1, 2, 4), "pixels of a thread whose loads are issued together"),
+            Parameter("columns", (4, 8, 16, 32), "threads side by side along the channels"),
+            Parameter("threads", (128, 256, 512), "threads a block"),
+        ),
+        launch_parameters=(_SPLITS,),
+        launches=_launches,
+        context=context,
+        why_illegal=why_illegal,
+        why_unsupported=_why_unsupported,
+        why_unfit=_why_unfit,
+        cost=cost,
+        compile_seconds=(0.9, seconds),
+    )

@@ -1,0 +1,163 @@
+"""Batch norms in training and max pools on tuned kernels, against the same network in float64 on torch's operators."""
+
+import copy
+import warnings
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+from training_networks import Normed, images, relative_error
+
+from autotune.ir import parse
+from fused_resnet.training import bound_problem, step_problems
+from fused_resnet.tuning import TuneLimits, create, tune_step
+
+pytestmark = [
+    pytest.mark.compile,
+    pytest.mark.filterwarnings("ignore:a training step runs on torch's operators", "ignore:.*run on the kernels of"),
+]
+
+
+@pytest.fixture(scope="module")
+def norm_db(tmp_path_factory):
+    """Return a database of the batch norms and max pools of `Normed` with one config for each problem."""
+    path = str(tmp_path_factory.mktemp("norms") / "norms.db")
+    create(path)
+    found = step_problems(Normed().train(), [images()])
+    assert tune_step("Normed", found.norms, torch.device("cpu"), path, TuneLimits(trials=1, budget="10m"))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def solved(monkeypatch):
+    """Return the problems that kernels of ours have solved."""
+    found, run = [], bound_problem.BoundProblem.run
+
+    def noted(bound, operands):
+        found.append(parse(bound._step.name))
+        return run(bound, operands)
+
+    monkeypatch.setattr(bound_problem.BoundProblem, "run", noted)
+    return found
+
+
+def network(kind=Normed):
+    torch.manual_seed(0)
+    made = kind().train()
+    for norm in made.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            nn.init.normal_(norm.weight)
+            nn.init.normal_(norm.bias)
+    return made
+
+
+def compiled(model, database):
+    return torch.compile(model, backend="autotune", options={"tuning_db": database})
+
+
+def assert_trains_as_torch(trained, database):
+    """Train for two steps, and compare results, gradients and running statistics with those in float64.
+
+    An error may be 1e-5, or twice that of torch's own operators in float32.
+    """
+    exact, eager = copy.deepcopy(trained).double(), copy.deepcopy(trained)
+    step = compiled(trained, database)
+    for seed in range(2):
+        x = images(seed=seed).requires_grad_()
+        y, expected = step(x), exact(x.double())
+        assert relative_error(y, expected) < 1e-5
+        weights = torch.rand(y.shape, generator=torch.Generator().manual_seed(seed))
+        for result in (y, expected, eager(x)):
+            (weights * result.square()).sum().backward()
+    parameters = zip(trained.named_parameters(), exact.parameters(), eager.parameters(), strict=True)
+    for (name, parameter), reference, plain in parameters:
+        limit = max(1e-5, 2 * relative_error(plain.grad, reference.grad))
+        assert relative_error(parameter.grad, reference.grad) < limit, name
+    for (name, buffer), reference in zip(trained.named_buffers(), exact.buffers(), strict=True):
+        torch.testing.assert_close(buffer.double(), reference.double(), rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_a_step_is_right_and_runs_on_our_kernels(norm_db, solved, memory_format):
+    assert_trains_as_torch(network().to(memory_format=memory_format), norm_db)
+    counts = Counter(problem.operator for problem in solved)
+    assert counts == {
+        "batch_norm_statistics": 10,
+        "elementwise": 10,
+        "batch_norm_gradient_sums": 10,
+        "batch_norm_gradient": 10,
+        "max_pool2d": 2,
+        "max_pool2d_gradient": 2,
+    }
+    chains = Counter(str(problem.epilogue) for problem in solved if problem.operator == "elementwise")
+    assert chains == {"scale,bias,relu": 2, "scale,bias,add,relu": 6, "scale,bias": 2}
+    sums = Counter((one.relu, one.gradients) for one in solved if one.operator == "batch_norm_gradient_sums")
+    assert sums == {(1, 1): 2, (2, 2): 4, (2, 1): 2, (0, 1): 2}
+
+
+def test_the_problems_that_are_tuned_are_those_that_run(norm_db, solved):
+    named = step_problems(network(), [images()]).norms
+    assert named["stem_norm normalization"] == parse("elementwise n=2 h=10 w=9 c=16 dtype=f32 epilogue=scale,bias,relu")
+    assert named["shared_norm statistics (2)"] == named["shared_norm statistics"]
+    assert named["pool gradient"].operator == "max_pool2d_gradient"
+    compiled(network(), norm_db)(images()).square().sum().backward()
+    assert set(solved) <= set(named.values())
+
+
+class InPlace(nn.Module):
+    """Adds a batch norm to a tensor in place, which is read afterwards."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(16)
+
+    def forward(self, x):
+        first = self.stem(x)
+        kept = first * 2
+        kept += self.norm(first)
+        return torch.relu(kept) + kept.sigmoid() + first
+
+
+class Frozen(nn.Module):
+    """A batch norm that is not in training, and one without running statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(16), nn.BatchNorm2d(16, track_running_stats=False)])
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norms[0].eval()
+        return self
+
+    def forward(self, x):
+        x = self.stem(x)
+        return torch.cat([norm(x).relu() for norm in self.norms], 1)
+
+
+@pytest.mark.parametrize(("kind", "count"), [(InPlace, 1), (Frozen, 1)])
+def test_what_is_not_alike_is_left_to_torch(norm_db, solved, kind, count):
+    """One batch norm of each network runs on kernels in each of two steps."""
+    trained = network(kind)
+    found = step_problems(copy.deepcopy(trained), [images()]).norms
+    tune_step(kind.__name__, found, torch.device("cpu"), norm_db, TuneLimits(trials=1, budget="10m"))
+    assert_trains_as_torch(trained, norm_db)
+    assert sum(one.operator == "batch_norm_statistics" for one in solved) == 2 * count
+
+
+def test_autocast(norm_db, solved):
+    """The products are in bfloat16, and so are the norms' inputs, for which the database has no kernels."""
+    trained, exact = network(), network().double()
+    with torch.autocast("cpu", torch.bfloat16), warnings.catch_warnings():
+        y = compiled(trained, norm_db)(images())
+    assert relative_error(y, exact(images().double())) < 0.05 and not solved

@@ -1,0 +1,159 @@
+"""Gradients of max pooling: the kernels of a GPU, run by their own text on a CPU, and those of the CPU."""
+
+import itertools
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from emulator import Emulated
+from kernels import built_paths, candidate_of
+from random_kernels import SIZES
+
+from autotune.core import ProblemError, architecture
+from autotune.families import Kernel, family
+from autotune.ir import DTYPES, parse
+from autotune.runtime import bind
+
+pytestmark = pytest.mark.compile
+
+SM90 = architecture("sm90")
+CUDA, CPU = family("cuda_max_pool2d_gradient"), family("cpu_max_pool2d_gradient")
+ROUNDING = {"f16": 2**-11, "bf16": 2**-8, "f32": 2**-23}
+SUM_ROUNDING = 1e-6  # of at most 9 gradients in float32
+# Problems, and filter, stride, vector, columns and threads of the kernel.
+CASES = {
+    "resnet": ("n=2 h=14 w=12 c=16 r=3 s=3 stride=2 pad=1 dtype=f16", (3, 2, 8, 1, 64)),
+    "odd sides": ("n=2 h=13 w=11 c=8 r=3 s=3 stride=2 pad=1 dtype=bf16", (3, 2, 4, 2, 64)),
+    "no padding": ("n=1 h=12 w=13 c=6 r=3 s=3 stride=2 dtype=f16", (3, 2, 2, 4, 64)),
+    "ceil": ("n=2 h=10 w=12 c=4 r=3 s=3 stride=2 ceil=1 dtype=f32", (3, 2, 4, 2, 64)),
+    "ceil and padding": ("n=1 h=8 w=9 c=3 r=3 s=3 stride=2 pad=1 ceil=1 dtype=f16", (3, 2, 1, 2, 64)),
+    "overlapping": ("n=2 h=7 w=9 c=8 r=3 s=3 stride=1 pad=1 dtype=f16", (3, 1, 4, 2, 64)),
+    "overlapping, in float32": ("n=1 h=7 w=6 c=5 r=3 s=3 stride=1 dtype=f32", (3, 1, 1, 4, 64)),
+    "apart": ("n=2 h=9 w=11 c=16 r=2 s=2 stride=2 dtype=f16", (2, 2, 8, 2, 64)),
+    "apart, with padding and ceil": ("n=1 h=8 w=7 c=8 r=2 s=2 stride=2 pad=1 ceil=1 dtype=bf16", (2, 2, 2, 1, 64)),
+    "pairs": ("n=1 h=6 w=9 c=8 r=2 s=2 stride=1 pad=1,0 dtype=f16", (2, 1, 8, 2, 64)),
+    "any window": ("n=1 h=9 w=8 c=8 r=4 s=3 stride=1,2 pad=2,0 dtype=f16", (0, 0, 4, 1, 64)),
+    "pixels in no window": ("n=2 h=11 w=10 c=3 r=2 s=1 stride=3,2 pad=1,0 ceil=1 dtype=bf16", (0, 0, 1, 1, 64)),
+    "one window": ("n=1 h=5 w=4 c=8 r=5 s=4 stride=5,4 dtype=f32", (0, 0, 2, 1, 64)),
+    "one pixel": ("n=1 h=1 w=1 c=8 r=3 s=3 stride=2 pad=1 dtype=f16", (3, 2, 8, 2, 64)),
+}
+KINDS = ("ties", "spread", "infinite", "nan")
+
+
+def operands(problem, kind):
+    """Return dy and x. Of x, `ties` has three values, and `infinite` and `nan` also have windows of them alone."""
+    generator = torch.Generator().manual_seed(7)
+    dtype = DTYPES[problem.dtype]
+    shapes = {operand.name: operand.shape for operand in problem.operands()}
+    x = torch.randint(-1, 2, shapes["x"], generator=generator).to(dtype)
+    if kind == "spread":
+        x = torch.randn(shapes["x"], generator=generator).to(dtype)
+    if kind in ("infinite", "nan"):
+        chosen = torch.rand(shapes["x"], generator=generator)
+        x[chosen < 0.6] = float("-inf")
+        x[0, : problem.h // 2 + 1, : problem.w // 2 + 1] = float("-inf")
+        x[chosen > 0.95] = float("inf")
+    if kind == "nan":
+        x[torch.rand(shapes["x"], generator=generator) < 0.25] = float("nan")
+    if kind == "ties":
+        x[torch.rand(shapes["x"], generator=generator) < 0.2] = -0.0
+        dy = torch.randint(-8, 9, shapes["dy"], generator=generator).to(dtype)
+    else:
+        dy = torch.randn(shapes["dy"], generator=generator).to(dtype)
+    return {"dy": dy, "x": x}
+
+
+def gradient(problem, tensors):
+    """Return dx by torch's autograd in float64."""
+    x = tensors["x"].double().movedim(-1, 1).contiguous().requires_grad_()
+    y = F.max_pool2d(x, (problem.r, problem.s), problem.stride, problem.pad, ceil_mode=bool(problem.ceil))
+    y.backward(tensors["dy"].double().movedim(-1, 1))
+    return x.grad.movedim(1, -1)
+
+
+def assert_is_gradient(found, problem, tensors, kind, said):
+    wanted = gradient(problem, tensors)
+    assert wanted.any()
+    exact = kind == "ties"  # sums of small integers
+    limits = {"rtol": 0 if exact else ROUNDING[problem.dtype], "atol": 0 if exact else SUM_ROUNDING}
+    torch.testing.assert_close(found.double(), wanted, **limits, msg=lambda message: f"{said}: {message}")
+
+
+@pytest.mark.parametrize(("text", "values"), CASES.values(), ids=CASES)
+def test_the_cuda_kernels_text_makes_autograds_gradient(text, values, tmp_path):
+    problem = parse(f"max_pool2d_gradient {text}")
+    config = dict(zip((parameter.name for parameter in CUDA.parameters), values, strict=True))
+    assert config in CUDA.configs_for(problem, SM90)
+    emulated = Emulated(Kernel.of(CUDA.name, config, problem.dtype, problem.epilogue, "sm_90"), tmp_path)
+    for kind in KINDS:
+        tensors = operands(problem, kind)
+        results = [emulated.run(problem, tensors, (), {"rows": rows}, 1)["y"] for rows in (1, 2, 64)]
+        assert_is_gradient(results[0], problem, tensors, kind, kind)
+        assert all(torch.equal(results[0], other) for other in results[1:])
+    again = emulated.run(problem, tensors, (), {"rows": 2}, 1, seed=1)["y"]
+    assert torch.equal(results[1].view(torch.uint8), again.view(torch.uint8))
+
+
+def test_a_cuda_kernel_says_why_it_refuses_a_problem(tmp_path):
+    config = {"filter": 3, "stride": 2, "vector": 8, "columns": 2, "threads": 64}
+    problem = parse("max_pool2d_gradient n=1 h=8 w=8 c=16 r=3 s=3 stride=2 pad=1 dtype=f16")
+    emulated = Emulated(Kernel.of(CUDA.name, config, "f16", problem.epilogue, "sm_90"), tmp_path)
+    window = "this kernel is compiled for a 3x3 window with stride 2"
+    refused = {
+        "c=16 r=3 s=3 stride=2": None,
+        "c=12 r=3 s=3 stride=2": "c must be a multiple of the vector of 8 elements",
+        "c=16 r=3 s=2 stride=2": window,
+        "c=16 r=3 s=3 stride=1": window,
+    }
+    for words, reason in refused.items():
+        assert emulated.refusal(parse(f"max_pool2d_gradient n=1 h=8 w=8 {words} dtype=f16"), {"rows": 4}) == reason
+    assert emulated.refusal(problem, {"rows": 0}) == "a thread must make at least one row"
+
+
+def test_channels_that_are_no_whole_vectors_fit_no_kernel():
+    problem = parse("max_pool2d_gradient n=1 h=8 w=8 c=12 r=3 s=3 stride=2 pad=1 dtype=f16")
+    assert {config["vector"] for config in CUDA.configs_for(problem, SM90)} == {1, 2, 4}
+    config = {"filter": 3, "stride": 2, "vector": 8, "columns": 1, "threads": 64}
+    assert CUDA.why_unfit(problem, config, SM90) == "c must be a multiple of the vector: 12 is not one of 8"
+
+
+def test_threads_make_the_rows_that_leave_enough_of_them():
+    def rows(sizes, **values):
+        problem = parse(f"max_pool2d_gradient {sizes} dtype=f16")
+        config = {"filter": 3, "stride": 2, "vector": 8, "columns": 1, "threads": 128, **values}
+        assert config in CUDA.configs_for(problem, SM90)
+        return [launch["rows"] for launch in CUDA.launches(problem, config, SM90)]
+
+    window = "r=3 s=3 stride=2 pad=1"
+    assert rows(f"n=128 h=112 w=112 c=64 {window}") == [8, 16, 32, 64]
+    assert rows(f"n=8 h=112 w=112 c=64 {window}", vector=4) == [1, 2, 4, 8]
+    assert rows(f"n=1 h=8 w=8 c=64 {window}") == [1, 2]
+    assert rows("n=1 h=8 w=8 c=64 r=5 s=5 stride=2 pad=2", filter=0, stride=0) == [1]
+
+
+def odd_problem(seed):
+    """Return a random problem in float32, or None if the window is larger than the image."""
+    try:
+        return parse(f"{SIZES[CUDA.name](random.Random(seed))} dtype=f32")
+    except ProblemError:
+        return None
+
+
+@pytest.mark.parametrize("block_c", [8, 64])
+def test_the_cpu_kernel_makes_autograds_gradient(block_c, cpu_kernel):
+    texts = [text.partition(" dtype=")[0] for text, _ in CASES.values()]
+    texts.append("n=2 h=9 w=9 c=71 r=3 s=3 stride=2 pad=1")  # whole blocks, and channels behind them
+    problems = [parse(f"max_pool2d_gradient {text} dtype=f32") for text in texts]
+    problems += filter(None, map(odd_problem, range(12)))
+    kernel = cpu_kernel(CPU.name, {"block_c": block_c})
+    path = built_paths([kernel])[kernel]
+    for problem, kind in itertools.product(problems, KINDS):
+        tensors, results = operands(problem, kind), []
+        for threads in (0, 1, 0):
+            y = torch.full(problem.output_shape, float("nan"))
+            candidate = candidate_of(kernel, path, {"threads": threads})
+            bind(candidate, problem, {**tensors, "y": y}, (), torch.device("cpu")).run()
+            results.append(y)
+        assert_is_gradient(results[0], problem, tensors, kind, f"{problem} {kind}")
+        assert all(torch.equal(results[0], other) for other in results[1:])
