@@ -52,11 +52,12 @@ struct PixelColumns {
     if (!has_channels()) return;
     for (int chunk = split; chunk < chunks; chunk += splits) visit_chunk(chunk, body);
   }
-  // The same from the last chunk to the first.
+  // The same from the block's last chunk to its first.
   template <typename Body>
   AT_DEVICE void visit_reversed(const Body& body) const {
     if (!has_channels()) return;
-    for (int chunk = chunks - 1 - split; chunk >= 0; chunk -= splits) visit_chunk(chunk, body);
+    int chunk = chunks - 1 - split;
+    for (chunk = split + chunk - chunk % splits; chunk >= split; chunk -= splits) visit_chunk(chunk, body);
   }
   template <typename Body>
   AT_DEVICE void visit_chunk(int chunk, const Body& body) const {
