@@ -161,7 +161,8 @@ class Network:
         layers: The layers without any alternative, in an order in which they can run.
         inputs: The tensors that the caller gives. Their buffers are called by `input_name`.
         results: The tensors that the layers compute for the caller. Their buffers are called by `output_name`.
-        alternatives: Other ways to compute parts of it; those that replace no layer twice can be taken together.
+        alternatives: Other ways to compute parts of it; those that replace no layer twice, and do not wait
+            for each other, can be taken together.
         kept: In a quantized network, the convolutions and linear layers that are not quantized -> the reason.
     """
 
@@ -231,7 +232,7 @@ class Network:
             order: Names of layers in the order in which they are to run, as far as their inputs allow.
 
         Raises:
-            ProblemError: Two of the alternatives replace the same layer.
+            ProblemError: Two of the alternatives replace the same layer, or wait for each other's results.
         """
         taken = [alternative for alternative in self.alternatives if alternative.name in names]
         replaced = [name for alternative in taken for name in alternative.replaces]
@@ -242,7 +243,19 @@ class Network:
         kept: list[Layer] = []
         for layer in self.layers:
             kept += instead_of_last.get(layer.name, () if layer.name in replaced else (layer,))
-        return _in_order(kept, order)
+        if (ordered := _in_order(kept, order)) is None:
+            raise ProblemError(
+                f"{self.key}: {' and '.join(names)} wait for each other's results: take only one of them"
+            )
+        return ordered
+
+    def can_take(self, names: Sequence[str]) -> bool:
+        """Return whether some alternatives, by their names, can be taken together."""
+        try:
+            self.layers_with(names)
+        except ProblemError:
+            return False
+        return True
 
 
 def digest(layers: Iterable[Layer]) -> str:
@@ -272,13 +285,18 @@ def _tensor_with_batch(tensor: CallerTensor, batch: int, n: int) -> CallerTensor
     return replace(tensor, shape=(tensor.shape[0] // batch * n, *tensor.shape[1:]))
 
 
-def _in_order(layers: Sequence[Layer], order: Iterable[str]) -> tuple[Layer, ...]:
-    """Return the layers in the given order, each after those that write its inputs; others keep their place."""
+def _in_order(layers: Sequence[Layer], order: Iterable[str]) -> tuple[Layer, ...] | None:
+    """Return the layers in the given order, each after those that write its inputs; others keep their place.
+
+    Fused layers may wait for each other: each reads what the other one writes. Then return None.
+    """
     waiting = _sorted_by(layers, order)
     unwritten = {name for layer in layers for name in layer.writes}
     ordered: list[Layer] = []
     while waiting:
-        ready = next(layer for layer in waiting if unwritten.isdisjoint(layer.reads))
+        ready = next((layer for layer in waiting if unwritten.isdisjoint(layer.reads)), None)
+        if ready is None:
+            return None
         waiting.remove(ready)
         unwritten.difference_update(ready.writes)
         ordered.append(ready)

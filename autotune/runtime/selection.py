@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
@@ -248,6 +249,10 @@ def faster_alternatives(store: Database, device: Device, network: Network, compi
         if gain > 0 and all(set(alternative.replaces).isdisjoint(other.replaces) for other in taken):
             taken.append(alternative)
     names = [alternative.name for alternative in taken]
+    if not network.can_take(names):
+        names = reduce(
+            lambda kept, name: [*kept, name] if network.can_take([*kept, name]) else kept, names, list[str]()
+        )
     if network.whole and total_us(network.whole.layers) < total_us(network.layers_with(names)):
         return [WHOLE]
     return names

@@ -176,6 +176,8 @@ class PlanDescent:
         if isinstance(move, SwapKernel) and not self._runs(move.layers, plan):
             return plan
         neighbors = move.neighbors(plan)
+        if isinstance(move, TakeAlternative):  # the others take the same alternatives
+            neighbors = [one for one in neighbors if self._can_run(one)]
         neighbors = neighbors if math.isinf(most) else neighbors[: max(0, int(most))]
         if not neighbors:
             return plan
@@ -189,6 +191,10 @@ class PlanDescent:
             return plan
         self._on_improvement(neighbors[best], result)
         return neighbors[best]
+
+    def _can_run(self, plan: PlanState) -> bool:
+        """Return whether the alternatives of a plan can be taken together."""
+        return self._network.can_take([alternative.name for alternative in plan.alternatives])
 
     def _runs(self, names: Sequence[str], plan: PlanState) -> bool:
         """Return whether a plan runs these layers."""

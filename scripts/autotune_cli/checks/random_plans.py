@@ -104,10 +104,11 @@ class ShuffledDatabase:
 def random_alternatives(network: Network, draw: random.Random) -> list[str]:
     """Return names of alternatives that replace different layers; none of them replaces the whole network."""
     replaced: set[str] = set()
-    names = []
+    names: list[str] = []
     alternatives = network.without_whole.alternatives
     for alternative in draw.sample(alternatives, len(alternatives)):
-        if draw.random() < TAKEN and replaced.isdisjoint(alternative.replaces):
+        wanted = draw.random() < TAKEN and replaced.isdisjoint(alternative.replaces)
+        if wanted and network.can_take([*names, alternative.name]):
             replaced.update(alternative.replaces)
             names.append(alternative.name)
     return names

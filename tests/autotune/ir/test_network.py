@@ -1,6 +1,7 @@
 """Networks as layers: their keys, other batch sizes, alternatives, and the order of layers."""
 
 import pytest
+from crossed_network import crossed_network
 
 from autotune.core import ProblemError
 from autotune.ir import INPUT, OUTPUT, Alternative, CallerTensor, Layer, Network, NetworkKey, digest, parse
@@ -71,6 +72,14 @@ def test_an_alternatives_layers_run_where_the_last_of_the_replaced_ran():
 def test_no_layer_is_replaced_twice():
     with pytest.raises(ProblemError, match="both and early replace a layer twice"):
         network().layers_with(["both", "early"])
+
+
+def test_alternatives_that_wait_for_each_other_are_not_taken_together():
+    made = crossed_network()
+    assert all(made.can_take([name]) for name in ("a1+b2", "b1+a2")) and not made.can_take(["a1+b2", "b1+a2"])
+    with pytest.raises(ProblemError, match=r"crossed.*: a1\+b2 and b1\+a2 wait for each other's results"):
+        made.layers_with(["a1+b2", "b1+a2"])
+    assert network().can_take(["both"]) and not network().can_take(["both", "early"])
 
 
 @pytest.mark.parametrize(

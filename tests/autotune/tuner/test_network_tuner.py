@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from crossed_network import crossed_network
 from databases import with_wrong_kernel
 from processes import TUNED_BATCH
 from sqlalchemy import text
@@ -289,6 +290,30 @@ def test_where_nothing_was_tuned_here_it_runs_as_on_another_device_with_the_same
     assert {name: (choice.source, choice.overlap) for name, choice in chosen.items()} == dict.fromkeys(
         LAYERS, (source, True)
     )
+
+
+class CountedDevice:
+    """A device on which a plan takes 1 us for each layer."""
+
+    def time_networks(self, network, plans, rounds):
+        return [Result("ok", median_us=float(len(plan)), spread_us=0.1, samples_us=[1.0]) for plan in plans]
+
+
+def test_alternatives_that_wait_for_each_other_are_not_taken_together(store):
+    """Neither in a search, nor where no plan was tuned; each alone is faster than the layers that it replaces."""
+    network = crossed_network()
+    device = store.put_device(device_name(torch.device("cpu")), "cpu", flops_per_us=1.0, bytes_per_us=1.0)
+    for problem in {layer.problem for layer in network.all_layers}:
+        identity = {"family": "torch", "config": "{}", "dtype": "f16", "epilogue": str(problem.epilogue)}
+        kernel = store.put_kernel(identity | {"target": "any", "source": ""}, symbol="")
+        problem_id = store.put_problem(str(problem)).id
+        store.put_measurement(
+            device_id=device.id, problem_id=problem_id, kernel_id=kernel.id, status="ok", median_us=1.0, final=True
+        )
+    layers, chosen = select(store, network, torch.device("cpu"))
+    assert len(layers) == 3 and not chosen
+    row = tune_network_plan(store, device, CountedDevice(), network)
+    assert row.median_us == 3.0 and len(row.details["alternatives"]) == 1
 
 
 CALL = TorchCall(
