@@ -21,6 +21,7 @@ from fused_resnet.training.norms import (
     ADDITIONS,
     IN_PLACE,
     MAX_POOLS,
+    READERS,
     RELUS,
     TrainedNorm,
     TrainedPool,
@@ -115,7 +116,8 @@ def _chains(node: fx.Node, x: fx.Node) -> list[_Chain]:
     value = _value(x)
     if value is None or (alone := TrainedNorm.of(value, NO_RELU)) is None:
         return []
-    found = [_Chain((node,), alone)]
+    are_apart = all(user.target in (*READERS, BATCH_NORM, MAX_POOL) for user in node.users)
+    found = [_Chain((node,), alone)] if are_apart else []
     user = _only_user(node)
     if user and user.target in RELUS:
         found.append(_Chain((node, user), TrainedNorm.of(value, OWN_RELU) or alone))

@@ -2,7 +2,8 @@
 
 A batch norm in training takes two passes over its input: the statistics, and the normalization. A ReLU behind it is
 fused with the latter, also one after the addition of another tensor. The gradient takes two passes as well: the sums,
-with the mask of the ReLU, and the gradient by the input.
+with the mask of the ReLU, and the gradient by the input. In front of any other pointwise operator, such as SiLU, a
+batch norm is left to Inductor, which fuses both.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ ADDITIONS = (
     Tensor.__radd__,
 )  # fmt: skip
 """The functions, and the names of methods, of torch's ReLU and of an addition."""
+
+READERS = (torch.conv2d, *MAX_POOLS)
+"""Functions with which Inductor would not fuse a batch norm that they read."""
 
 IN_PLACE = (operator.iadd, "add_", Tensor.add_, Tensor.__iadd__)
 """Those of ADDITIONS that change their first argument."""

@@ -29,6 +29,7 @@ from fused_resnet.training.norms import (
     BATCH_NORM,
     IN_PLACE,
     MAX_POOLS,
+    READERS,
     RELUS,
     TrainedNorm,
     TrainedPool,
@@ -208,8 +209,16 @@ class _CalledNorm:
 
     path: str
     x: torch.Tensor
-    is_joined: bool = False
+    is_joined: bool = False  # another tensor is added
+    added_to: _CalledNorm | None = None  # the batch norm whose result it is added to
     relu: int = NO_RELU
+    is_read: bool = False  # by another pointwise operator
+
+    @property
+    def is_ours(self) -> bool:
+        """Return whether kernels of ours can run it: it has a ReLU, or nothing pointwise is behind it."""
+        added = self.added_to is None or self.added_to.relu == JOINED_RELU
+        return self.relu != NO_RELU or (added and not self.is_read and not self.is_joined)
 
 
 class _NormNotes(TorchFunctionMode):
@@ -239,17 +248,27 @@ class _NormNotes(TorchFunctionMode):
             found = [self._open.pop(id(one))[0] for one in args if id(one) in self._open]
             alike = all(isinstance(one, torch.Tensor) and one.shape == result.shape for one in args)
             if found and alike and not changes_another:
-                first = min(found, key=self._norms.index)
+                first, *others = sorted(found, key=self._norms.index)
                 first.is_joined = True
+                for other in others:
+                    other.added_to = first
                 self._open[id(result)] = first, result
+            else:
+                self._note_readers(found)
         elif func in RELUS and id(args[0]) in self._open:
             norm, _ = self._open.pop(id(args[0]))
             norm.relu = JOINED_RELU if norm.is_joined else OWN_RELU
+        elif isinstance(result, torch.Tensor) and func not in READERS:
+            self._note_readers([self._open.pop(id(one))[0] for one in tree_leaves(args) if id(one) in self._open])
         return result
+
+    def _note_readers(self, norms: Iterable[_CalledNorm]) -> None:
+        for norm in norms:
+            norm.is_read = True
 
     def named(self) -> dict[str, Problem]:
         """Return the problems by name."""
-        norms = [(one.path or "batch norm", TrainedNorm.of(one.x, one.relu)) for one in self._norms]
+        norms = [(one.path or "batch norm", TrainedNorm.of(one.x, one.relu)) for one in self._norms if one.is_ours]
         pools = [(path or "max pool", pool) for path, pool in self._pools]
         return _numbered(
             (f"{path} {what}", problem)

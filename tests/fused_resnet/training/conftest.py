@@ -1,11 +1,11 @@
-"""A database of the convolutions of a training step."""
+"""A database of a training step, and the problems that kernels of ours solve."""
 
 import pytest
 import torch
 from databases import slow_down
 from training_networks import Small, images
 
-from fused_resnet.training import step_problems
+from fused_resnet.training import bound_problem, step_problems
 from fused_resnet.tuning import TuneLimits, create, tune_step
 
 
@@ -18,3 +18,24 @@ def step_db(tmp_path_factory):
     assert tune_step("Small", found.to_tune(), torch.device("cpu"), path, TuneLimits(trials=1, budget="10m"))
     slow_down(path, 1000, "kernel_id IN (SELECT id FROM kernel WHERE family = 'aten')")
     return path
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """Begin and end without compiled code."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def solved(monkeypatch):
+    """Return the texts of the problems that kernels of ours have solved."""
+    found, run = [], bound_problem.BoundProblem.run
+
+    def noted(bound, operands):
+        found.append(bound._step.name)
+        return run(bound, operands)
+
+    monkeypatch.setattr(bound_problem.BoundProblem, "run", noted)
+    return found

@@ -10,7 +10,7 @@ from torch import nn
 from training_networks import Normed, images, relative_error
 
 from autotune.ir import parse
-from fused_resnet.training import bound_problem, step_problems
+from fused_resnet.training import step_problems
 from fused_resnet.tuning import TuneLimits, create, tune_step
 
 pytestmark = [
@@ -27,26 +27,6 @@ def norm_db(tmp_path_factory):
     found = step_problems(Normed().train(), [images()])
     assert tune_step("Normed", found.norms, torch.device("cpu"), path, TuneLimits(trials=1, budget="10m"))
     return path
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def solved(monkeypatch):
-    """Return the problems that kernels of ours have solved."""
-    found, run = [], bound_problem.BoundProblem.run
-
-    def noted(bound, operands):
-        found.append(parse(bound._step.name))
-        return run(bound, operands)
-
-    monkeypatch.setattr(bound_problem.BoundProblem, "run", noted)
-    return found
 
 
 def network(kind=Normed):
@@ -88,7 +68,8 @@ def assert_trains_as_torch(trained, database):
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_a_step_is_right_and_runs_on_our_kernels(norm_db, solved, memory_format):
     assert_trains_as_torch(network().to(memory_format=memory_format), norm_db)
-    counts = Counter(problem.operator for problem in solved)
+    ran = [parse(text) for text in solved]
+    counts = Counter(problem.operator for problem in ran)
     assert counts == {
         "batch_norm_statistics": 10,
         "elementwise": 10,
@@ -97,9 +78,9 @@ def test_a_step_is_right_and_runs_on_our_kernels(norm_db, solved, memory_format)
         "max_pool2d": 2,
         "max_pool2d_gradient": 2,
     }
-    chains = Counter(str(problem.epilogue) for problem in solved if problem.operator == "elementwise")
+    chains = Counter(str(problem.epilogue) for problem in ran if problem.operator == "elementwise")
     assert chains == {"scale,bias,relu": 2, "scale,bias,add,relu": 6, "scale,bias": 2}
-    sums = Counter((one.relu, one.gradients) for one in solved if one.operator == "batch_norm_gradient_sums")
+    sums = Counter((one.relu, one.gradients) for one in ran if one.operator == "batch_norm_gradient_sums")
     assert sums == {(1, 1): 2, (2, 2): 4, (2, 1): 2, (0, 1): 2}
 
 
@@ -109,22 +90,22 @@ def test_the_problems_that_are_tuned_are_those_that_run(norm_db, solved):
     assert named["shared_norm statistics (2)"] == named["shared_norm statistics"]
     assert named["pool gradient"].operator == "max_pool2d_gradient"
     compiled(network(), norm_db)(images()).square().sum().backward()
-    assert set(solved) <= set(named.values())
+    assert set(map(parse, solved)) <= set(named.values())
 
 
-class InPlace(nn.Module):
-    """Adds a batch norm to a tensor in place, which is read afterwards."""
+class Others(nn.Module):
+    """Batch norms in front of pointwise operators other than a ReLU, and one that is added to a tensor in place."""
 
     def __init__(self):
         super().__init__()
         self.stem = nn.Conv2d(3, 16, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(16)
+        self.gated, self.added, self.in_place = nn.BatchNorm2d(16), nn.BatchNorm2d(16), nn.BatchNorm2d(16)
 
     def forward(self, x):
         first = self.stem(x)
-        kept = first * 2
-        kept += self.norm(first)
-        return torch.relu(kept) + kept.sigmoid() + first
+        kept = nn.functional.silu(self.gated(first)) + self.stem(x + self.stem(x).mean())
+        kept += self.in_place(first)
+        return torch.relu(kept) + kept.sigmoid() + (self.added(first) + first).tanh()
 
 
 class Frozen(nn.Module):
@@ -145,14 +126,16 @@ class Frozen(nn.Module):
         return torch.cat([norm(x).relu() for norm in self.norms], 1)
 
 
-@pytest.mark.parametrize(("kind", "count"), [(InPlace, 1), (Frozen, 1)])
+@pytest.mark.parametrize(("kind", "count"), [(Others, 0), (Frozen, 1)])
 def test_what_is_not_alike_is_left_to_torch(norm_db, solved, kind, count):
-    """One batch norm of each network runs on kernels in each of two steps."""
+    """The batch norms that run on kernels in each of two steps are those that are tuned."""
     trained = network(kind)
     found = step_problems(copy.deepcopy(trained), [images()]).norms
-    tune_step(kind.__name__, found, torch.device("cpu"), norm_db, TuneLimits(trials=1, budget="10m"))
+    assert sum(name.endswith(" statistics") for name in found) == count
+    if found:
+        tune_step(kind.__name__, found, torch.device("cpu"), norm_db, TuneLimits(trials=1, budget="10m"))
     assert_trains_as_torch(trained, norm_db)
-    assert sum(one.operator == "batch_norm_statistics" for one in solved) == 2 * count
+    assert sum(text.startswith("batch_norm_statistics ") for text in solved) == 2 * count
 
 
 def test_autocast(norm_db, solved):

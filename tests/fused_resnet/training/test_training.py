@@ -14,7 +14,6 @@ from torch import nn
 from training_networks import Small, images, relative_error
 
 from fused_resnet import FusedResNet
-from fused_resnet.training import bound_problem
 
 pytestmark = [
     pytest.mark.compile,
@@ -22,26 +21,6 @@ pytestmark = [
 ]
 NUM_CONVOLUTIONS = 17  # passes of Small, without the gradient by the input
 NUM_PASSES = NUM_CONVOLUTIONS + 4  # those of the batch norm included
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def solved(monkeypatch):
-    """Return the problems that kernels of ours have solved."""
-    found, run = [], bound_problem.BoundProblem.run
-
-    def noted(bound, operands):
-        found.append(bound._step.name)
-        return run(bound, operands)
-
-    monkeypatch.setattr(bound_problem.BoundProblem, "run", noted)
-    return found
 
 
 def compiled(network, database, **options):
