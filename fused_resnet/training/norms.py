@@ -84,11 +84,11 @@ class TrainedNorm:
 
     @classmethod
     def of(cls, x: torch.Tensor, relu: int) -> TrainedNorm | None:
-        """Return the norm of an input; None if it is no image or has another dtype."""
+        """Return the norm of an input; None if it is no image, has another dtype, or is too small for statistics."""
         if x.dim() != 4 or x.dtype not in DTYPES or not all(isinstance(size, int) for size in x.shape):
             return None
         n, c, h, w = x.shape
-        return cls(n, c, h, w, DTYPES[x.dtype], relu)
+        return cls(n, c, h, w, DTYPES[x.dtype], relu) if c and n * h * w > 1 else None
 
     @property
     def statistics(self) -> BatchNormStatistics:

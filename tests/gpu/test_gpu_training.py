@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from training_networks import Small, images, relative_error
+from training_networks import Normed, Small, images, relative_error
 
 from fused_resnet.compile_backend import autotune
 from fused_resnet.training import bound_problem, step_problems
@@ -22,19 +22,21 @@ def batch():
 def database(tmp_path_factory):
     path = str(tmp_path_factory.mktemp("step") / "step.db")
     create(path)
-    found = step_problems(Small().cuda(), [batch()], DTYPE)
-    assert tune_step("Small", found.to_tune(), torch.device("cuda"), path, TuneLimits(trials=4, budget="5m"))
+    for kind in (Small, Normed):
+        found = step_problems(kind().cuda(), [batch()], DTYPE).to_tune()
+        assert tune_step(kind.__name__, found, torch.device("cuda"), path, TuneLimits(trials=4, budget="5m"))
     return path
 
 
+@pytest.mark.parametrize("kind", [Small, Normed])
 @pytest.mark.parametrize("inductor", ["0", "1"])
-def test_gradients_are_as_exact_as_those_of_torch(database, monkeypatch, inductor):
+def test_gradients_are_as_exact_as_those_of_torch(database, monkeypatch, inductor, kind):
     monkeypatch.setenv("AUTOTUNE_INDUCTOR", inductor)
     torch._dynamo.reset()
     solved, run = [], bound_problem.BoundProblem.run
     monkeypatch.setattr(bound_problem.BoundProblem, "run", lambda *given: (solved.append(given[0]), run(*given))[1])
     torch.manual_seed(0)
-    network = Small().cuda().to(memory_format=torch.channels_last)
+    network = kind().cuda().to(memory_format=torch.channels_last)
     plain, exact = copy.deepcopy(network), copy.deepcopy(network).double()
     compiled = torch.compile(network, backend=autotune, dynamic=False, options={"tuning_db": database})
 

@@ -138,6 +138,12 @@ def test_what_is_not_alike_is_left_to_torch(norm_db, solved, kind, count):
     assert sum(text.startswith("batch_norm_statistics ") for text in solved) == 2 * count
 
 
+def test_one_value_in_a_channel_is_refused_as_in_torch(norm_db):
+    trained = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU()).train()
+    with pytest.raises(Exception, match="Expected more than 1 value per channel when training"):
+        compiled(trained, norm_db)(torch.randn(1, 3, 3, 3))
+
+
 def test_autocast(norm_db, solved):
     """The products are in bfloat16, and so are the norms' inputs, for which the database has no kernels."""
     trained, exact = network(), network().double()
