@@ -41,6 +41,11 @@ def result(operator: Any, arguments: Any, keywords: Any) -> Any:
         return operator(*given, **named)
 
 
+def is_like(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors have one shape and dtype."""
+    return one.shape == other.shape and one.dtype == other.dtype
+
+
 def value(argument: Any) -> torch.Tensor:
     """Return the result of a node without values."""
     value: torch.Tensor = argument.meta["val"]

@@ -12,19 +12,17 @@ from typing import Any
 
 import torch
 
-from autotune.ir import JOINED_RELU, NO_RELU, MaxPool2d
-from fused_resnet.training.bound_problem import run
-from fused_resnet.training.norms import DTYPES, TrainedNorm, TrainedPool
-from fused_resnet.training.operator import LIBRARY, TAGS
+from autotune.ir import JOINED_RELU, NO_RELU
+from fused_resnet.training.bound_problem import parsed, run
+from fused_resnet.training.norms import TrainedNorm
+from fused_resnet.training.operator import LIBRARY, SOLVE, TAGS
 
-_POOL = "int[] window, int[] stride, int[] pad, bool ceil, str database"
 for _schema in (
     "batch_norm(Tensor x, Tensor? joined, Tensor weight, Tensor bias, float eps, int relu, str database)"
     " -> (Tensor, Tensor)",
     "batch_norm_backward(Tensor dy, Tensor? dy2, Tensor x, Tensor? z, Tensor statistics, int relu, str database)"
     " -> Tensor[]",
-    f"max_pool2d(Tensor x, {_POOL}) -> Tensor",
-    f"max_pool2d_backward(Tensor dy, Tensor x, {_POOL}) -> Tensor",
+    "max_pool2d(Tensor x, str pool, str gradient, str database) -> Tensor",
 ):
     LIBRARY.define(_schema, tags=TAGS)
 
@@ -37,10 +35,8 @@ BATCH_NORM_BACKWARD: Callable[..., Any] = torch.ops.fused_resnet.batch_norm_back
 
 These are the gradient by x, the y of BatchNormGradientSums, and the gradient by the tensor that was added, if any."""
 MAX_POOL: Callable[..., Any] = torch.ops.fused_resnet.max_pool2d.default
-"""(x, window, stride, padding, ceil, database) -> y."""
-MAX_POOL_BACKWARD: Callable[..., Any] = torch.ops.fused_resnet.max_pool2d_backward.default
-"""(gradient, x, window, stride, padding, ceil, database) -> gradient by x."""
-IMAGE_OPERATORS = (BATCH_NORM, BATCH_NORM_BACKWARD, MAX_POOL, MAX_POOL_BACKWARD)
+"""(x, text of the pool, text of its gradient, database) -> y. SOLVE computes the gradient."""
+IMAGE_OPERATORS = (BATCH_NORM, BATCH_NORM_BACKWARD, MAX_POOL)
 """All of them: what they read and compute is channels last if it has four dimensions."""
 
 
@@ -89,34 +85,9 @@ def _batch_norm_backward(
     return [dx, sums, *stored]
 
 
-def _pool(x: torch.Tensor, window: Sequence[int], stride: Sequence[int], pad: Sequence[int], ceil: bool) -> TrainedPool:
-    n, c, h, w = x.shape
-    (r, s), (down, right), (top, left) = window, stride, pad
-    return TrainedPool(
-        MaxPool2d(
-            n=n, h=h, w=w, c=c, r=r, s=s, stride=(down, right), pad=(top, left), ceil=int(ceil), dtype=DTYPES[x.dtype]
-        )
-    )
-
-
-def _max_pool(
-    x: torch.Tensor, window: Sequence[int], stride: Sequence[int], pad: Sequence[int], ceil: bool, database: str
-) -> torch.Tensor:
-    (y,) = run(str(_pool(x, window, stride, pad, ceil).pool), [x], database)
+def _max_pool(x: torch.Tensor, pool: str, gradient: str, database: str) -> torch.Tensor:
+    (y,) = run(pool, [x], database)
     return y
-
-
-def _max_pool_backward(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    window: Sequence[int],
-    stride: Sequence[int],
-    pad: Sequence[int],
-    ceil: bool,
-    database: str,
-) -> torch.Tensor:
-    (dx,) = run(str(_pool(x, window, stride, pad, ceil).gradient), [dy, x], database)
-    return dx
 
 
 # -- without values ----------------------------------------------------------------------------------------------------
@@ -145,13 +116,9 @@ def _fake_batch_norm_backward(
     return [_image(x, x.shape), _columns(x, norm.gradient_sums().output_shape[0]), *stored]
 
 
-def _fake_max_pool(x: torch.Tensor, window: Any, stride: Any, pad: Any, ceil: bool, database: str) -> torch.Tensor:
-    n, p, q, c = _pool(x, window, stride, pad, ceil).pool.output_shape
+def _fake_max_pool(x: torch.Tensor, pool: str, gradient: str, database: str) -> torch.Tensor:
+    n, p, q, c = parsed(pool).output_shape
     return _image(x, (n, c, p, q))
-
-
-def _fake_max_pool_backward(dy: torch.Tensor, x: torch.Tensor, *_: Any) -> torch.Tensor:
-    return _image(x, x.shape)
 
 
 # -- gradients ---------------------------------------------------------------------------------------------------------
@@ -171,20 +138,19 @@ def _differentiate_batch_norm(ctx: Any, dy: torch.Tensor, _: Any) -> tuple[torch
 
 
 def _save_max_pool(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, *ctx.window = inputs
+    x, _, ctx.gradient, ctx.database = inputs
     ctx.save_for_backward(x)
 
 
 def _differentiate_max_pool(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     (x,) = ctx.saved_tensors
-    return MAX_POOL_BACKWARD(dy, x, *ctx.window), None, None, None, None, None
+    return SOLVE([dy, x], ctx.gradient, ctx.database, ""), None, None, None
 
 
 for _name, _function, _fake in (
     ("batch_norm", _batch_norm, _fake_batch_norm),
     ("batch_norm_backward", _batch_norm_backward, _fake_batch_norm_backward),
     ("max_pool2d", _max_pool, _fake_max_pool),
-    ("max_pool2d_backward", _max_pool_backward, _fake_max_pool_backward),
 ):
     LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fused_resnet::{_name}", _fake, lib=LIBRARY)

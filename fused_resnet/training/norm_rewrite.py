@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import fx
 
 from autotune.ir import JOINED_RELU, NO_RELU, OWN_RELU
 from fused_resnet.training.bound_problem import can_solve
+from fused_resnet.training.nodes import is_like
 from fused_resnet.training.norm_operators import BATCH_NORM, MAX_POOL
 from fused_resnet.training.norms import (
     ADDITIONS,
@@ -120,12 +121,13 @@ def _chains(node: fx.Node, x: fx.Node) -> list[_Chain]:
     found = [_Chain((node,), alone)] if are_apart else []
     user = _only_user(node)
     if user and user.target in RELUS:
-        found.append(_Chain((node, user), TrainedNorm.of(value, OWN_RELU) or alone))
+        found.append(_Chain((node, user), replace(alone, relu=OWN_RELU)))
     elif user and user.target in ADDITIONS and len(user.args) == 2 and not user.kwargs:
-        other = next((one for one in user.args if one is not node), None)
+        other: Any = next((one for one in user.args if one is not node), None)
         relu, is_free = _only_user(user), user.target not in IN_PLACE or user.args[0] is node
-        if is_free and isinstance(other, fx.Node) and relu and relu.target in RELUS and _is_like(_value(other), value):
-            found.append(_Chain((node, user, relu), TrainedNorm.of(value, JOINED_RELU) or alone, other))
+        added = _value(other) if is_free and isinstance(other, fx.Node) else None
+        if added is not None and is_like(added, value) and relu and relu.target in RELUS:
+            found.append(_Chain((node, user, relu), replace(alone, relu=JOINED_RELU), other))
     return found[::-1]
 
 
@@ -137,10 +139,6 @@ def _value(node: fx.Node) -> torch.Tensor | None:
     """Return Dynamo's example of a node's result."""
     value = node.meta.get("example_value")
     return value if isinstance(value, torch.Tensor) else None
-
-
-def _is_like(one: torch.Tensor | None, other: torch.Tensor) -> bool:
-    return one is not None and one.shape == other.shape and one.dtype == other.dtype
 
 
 def _has_kernels(norm: TrainedNorm, eps: float, database: str, device: torch.device) -> bool:
@@ -160,10 +158,9 @@ def _replace_pool(node: fx.Node, database: str, device: torch.device) -> None:
     trained = None if value is None else TrainedPool.of(value, *window, **named)
     if trained is None or not all(can_solve(one, database, device) for one in (trained.pool, trained.gradient)):
         return
-    pool, graph = trained.pool, node.graph
+    graph = node.graph
     with graph.inserting_before(node):
-        sizes = ([pool.r, pool.s], [*pool.stride], [*pool.pad], bool(pool.ceil))
-        y = graph.call_function(MAX_POOL, (x, *sizes, database))
+        y = graph.call_function(MAX_POOL, (x, str(trained.pool), str(trained.gradient), database))
     y.meta.update(node.meta)
     node.replace_all_uses_with(y)
     graph.erase_node(node)

@@ -29,6 +29,7 @@ from autotune.ir import (
     MaxPool2dGradient,
     Problem,
 )
+from fused_resnet.training.passes import dtype_name, pair
 
 Tensor = torch.Tensor
 BATCH_NORM = F.batch_norm
@@ -46,9 +47,6 @@ READERS = (torch.conv2d, *MAX_POOLS)
 
 IN_PLACE = (operator.iadd, "add_", Tensor.add_, Tensor.__iadd__)
 """Those of ADDITIONS that change their first argument."""
-
-DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
-
 
 _NAMES = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 _DEFAULTS = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
@@ -85,10 +83,11 @@ class TrainedNorm:
     @classmethod
     def of(cls, x: torch.Tensor, relu: int) -> TrainedNorm | None:
         """Return the norm of an input; None if it is no image, has another dtype, or is too small for statistics."""
-        if x.dim() != 4 or x.dtype not in DTYPES or not all(isinstance(size, int) for size in x.shape):
+        dtype = dtype_name(x)
+        if x.dim() != 4 or dtype is None or not all(isinstance(size, int) for size in x.shape):
             return None
         n, c, h, w = x.shape
-        return cls(n, c, h, w, DTYPES[x.dtype], relu) if c and n * h * w > 1 else None
+        return cls(n, c, h, w, dtype, relu) if c and n * h * w > 1 else None
 
     @property
     def statistics(self) -> BatchNormStatistics:
@@ -150,13 +149,13 @@ class TrainedPool:
     ) -> TrainedPool | None:
         """Return the pool of a call of torch's function; None if there is no problem for it."""
         norm = TrainedNorm.of(x, NO_RELU)
-        if norm is None or _pair(dilation) != (1, 1) or return_indices:
+        if norm is None or pair(dilation) != (1, 1) or return_indices:
             return None
-        r, s = _pair(kernel_size)
+        r, s = pair(kernel_size)
         return cls(
             MaxPool2d(
-                n=norm.n, h=norm.h, w=norm.w, c=norm.c, r=r, s=s, stride=_pair(stride) if stride else (r, s),
-                pad=_pair(padding), ceil=int(ceil_mode), dtype=norm.dtype,
+                n=norm.n, h=norm.h, w=norm.w, c=norm.c, r=r, s=s, stride=pair(stride) if stride else (r, s),
+                pad=pair(padding), ceil=int(ceil_mode), dtype=norm.dtype,
             )
         )  # fmt: skip
 
@@ -172,7 +171,3 @@ class TrainedPool:
     def problems(self) -> dict[str, Problem]:
         """Both passes by what they compute."""
         return {"output": self.pool, "gradient": self.gradient}
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (value[0], value[-1])

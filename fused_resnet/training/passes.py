@@ -79,14 +79,14 @@ def _pass(
     """Return a pass; None for a transposed convolution, one that is not 2-d, dynamic sizes, and other dtypes."""
     stride, pad, dilation, transposed, _, groups = geometry
     sizes = [*x.shape, *weight.shape, *stride, *pad, *dilation, groups]
-    dtype = _dtype_name(x)
+    dtype = _product_dtype(x)
     if transposed or x.dim() != 4 or dtype is None or not all(isinstance(size, int) for size in sizes):
         return None
     n, c, h, w = x.shape
     k, _, r, s = weight.shape
     try:
         problem = kind(
-            n=n, h=h, w=w, c=c, k=k, r=r, s=s, stride=_pair(stride), pad=_pair(pad), dilation=_pair(dilation),
+            n=n, h=h, w=w, c=c, k=k, r=r, s=s, stride=pair(stride), pad=pair(pad), dilation=pair(dilation),
             groups=groups, dtype=dtype,
         )  # fmt: skip
     except ProblemError:
@@ -94,13 +94,18 @@ def _pass(
     return Pass(problem, operands, result)
 
 
-def _pair(values: Sequence[int]) -> tuple[int, int]:
-    return values[0], values[-1]
+def pair(value: int | Sequence[int]) -> tuple[int, int]:
+    """Return the numbers of height and width of an argument of torch, which may be one number for both."""
+    return (value, value) if isinstance(value, int) else (value[0], value[-1])
 
 
-def _dtype_name(x: torch.Tensor) -> str | None:
-    """Return the dtype of the products; None for one without kernels. torch rounds float32 to TF32 if it may."""
+def dtype_name(x: torch.Tensor) -> str | None:
+    """Return the project's name of a tensor's dtype; None for one without kernels."""
     name = tensor_dtype_name(x.dtype)
-    if name == "f32" and x.device.type == "cuda" and torch.backends.cudnn.allow_tf32:
-        return "tf32"
     return name if name in ("f16", "bf16", "f32") else None
+
+
+def _product_dtype(x: torch.Tensor) -> str | None:
+    """Return the dtype of the products; None for one without kernels. torch rounds float32 to TF32 if it may."""
+    name = dtype_name(x)
+    return "tf32" if name == "f32" and x.device.type == "cuda" and torch.backends.cudnn.allow_tf32 else name

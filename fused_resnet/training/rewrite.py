@@ -13,7 +13,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 from autotune.ir import JOINED_RELU, pack_weight, turn_weight
 from fused_resnet.training.bound_problem import can_solve
 from fused_resnet.training.channels_last import ChannelsLast, channels_last
-from fused_resnet.training.nodes import call, inlined, result, value
+from fused_resnet.training.nodes import call, inlined, is_like, result, value
 from fused_resnet.training.norm_operators import BATCH_NORM_BACKWARD, IMAGE_OPERATORS
 from fused_resnet.training.norms import TrainedNorm
 from fused_resnet.training.operator import SOLVE
@@ -52,7 +52,7 @@ class Rewrite(CustomGraphPass):
                     node.target = torch.ops.aten.reshape.default
                 node.meta["val"] = result(node.target, node.args, node.kwargs)
                 renewed.add(node)
-            if node.target in IMAGE_OPERATORS:
+            if node.target in (SOLVE, *IMAGE_OPERATORS):  # SOLVE: the gradient of a max pool
                 _add_second_gradient(node)
                 _want_channels_last(node)
             if wanted := passes(node.target, node.args, value):
@@ -101,11 +101,11 @@ class Rewrite(CustomGraphPass):
 
 def _want_channels_last(node: fx.Node) -> None:
     """Note that an operator on images takes them channels last, whatever their strides were when it was traced."""
-    arguments = [
-        channels_last(value(one)) if isinstance(one, fx.Node) and value(one).dim() == 4 else one for one in node.args
-    ]
-    given = fx.node.map_arg(arguments, value)
-    node.meta["eager_input_vals"] = (tuple(given), {})
+
+    def wanted(operand: fx.Node) -> torch.Tensor:
+        return channels_last(value(operand)) if value(operand).dim() == 4 else value(operand)
+
+    node.meta["eager_input_vals"] = (fx.node.map_arg(node.args, wanted), {})
 
 
 def _add_second_gradient(node: fx.Node) -> None:
@@ -117,14 +117,10 @@ def _add_second_gradient(node: fx.Node) -> None:
     norm = TrainedNorm.of(value(x), relu)
     if norm is None or second is not None or dy.target != torch.ops.aten.add.Tensor or dy.kwargs or len(dy.users) > 1:
         return
-    summands = [one for one in dy.args if isinstance(one, fx.Node) and _is_like(value(one), value(x))]
+    summands = [one for one in dy.args if isinstance(one, fx.Node) and is_like(value(one), value(x))]
     if len(summands) == 2 and can_solve(norm.gradient_sums(2), database, value(x).device):
         node.args = (*summands, *node.args[2:])
         node.graph.erase_node(dy)
-
-
-def _is_like(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype
 
 
 def _replace_forward(node: fx.Node, y: fx.Node) -> None:

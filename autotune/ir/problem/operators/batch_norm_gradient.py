@@ -32,12 +32,8 @@ class _BatchNormPass(Images):
         """Return 0: only memory bounds it."""
         return 0
 
-    @property
-    def _image_shape(self) -> tuple[int, ...]:
-        return self._x.shape
-
     def _image(self, name: str, role: str = "input") -> Operand:
-        return Operand(name, role, self._image_shape, self.dtype)
+        return Operand(name, role, self._x.shape, self.dtype)
 
     def _is_active(self, tensors: Tensors) -> torch.Tensor:
         """Return where the ReLU of the normalized value is active.
@@ -148,7 +144,7 @@ class BatchNormGradient(_BatchNormPass):
     @property
     def output_shape(self) -> tuple[int, ...]:
         """Return (n, h, w, c)."""
-        return self._image_shape
+        return self._x.shape
 
     def _inputs(self) -> tuple[Operand, ...]:
         return (
