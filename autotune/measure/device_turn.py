@@ -22,9 +22,14 @@ MOST_SECONDS = 5.0
 _POLL_SECONDS = 0.0005
 
 
-def turn(device: torch.device) -> AbstractContextManager[None]:
-    """Return a context in which this process has its turn on a GPU; for other devices one that does nothing."""
-    return file_turn(_lock_of(device)) if device.type == "cuda" else nullcontext()
+def turn(device: torch.device, most_seconds: float = MOST_SECONDS) -> AbstractContextManager[None]:
+    """Return a context in which this process has its turn on a GPU; for other devices one that does nothing.
+
+    Args:
+        device: The GPU.
+        most_seconds: Longest wait for the turn.
+    """
+    return file_turn(_lock_of(device), most_seconds) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager

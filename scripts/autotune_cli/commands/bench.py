@@ -35,8 +35,19 @@ from torch.utils._pytree import tree_leaves
 
 from autotune.core import AutotuneError, require_one_of
 from autotune.ir import DTYPES
+from autotune.measure.device_turn import turn
 from autotune_cli import chart, models, timing
-from autotune_cli.baselines import VARIANTS, BaselineInput, Forward, Variant, eager, flat, from_another, fused_full
+from autotune_cli.baselines import (
+    TURN_SECONDS,
+    VARIANTS,
+    BaselineInput,
+    Forward,
+    Variant,
+    eager,
+    flat,
+    from_another,
+    fused_full,
+)
 from autotune_cli.command_line import (
     add_batches,
     add_device,
@@ -295,7 +306,7 @@ def measure(
             return results
         progress.reset(task, total=1, description=f"timing {len(calls)} variants, batch {len(case.x)}")
         try:
-            with case.context(), warnings.catch_warnings():
+            with case.context(), turn(case.device, TURN_SECONDS), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # they were recorded while each variant was prepared
                 times = timing.interleave(calls, case.device, budget, lambda f: progress.update(task, completed=f))
         except Exception as problem:  # after an error of the CUDA context every later call fails

@@ -3,10 +3,11 @@
 Each network is tuned in a process of its own. A process for each batch size
 then times FusedResNet on the tuned database and with nothing tuned, and
 torch.compile in its modes reduce-overhead and max-autotune with freezing, all
-in interleaved rounds. On a GPU and without max-autotune, which times kernels,
-the processes first compile, all at the same time. The results are a
-table, a chart, and a JSON record. A network that the record holds is measured
-again only if --only names it, so an interrupted run goes on.
+in interleaved rounds. On a GPU the processes first compile, all at the same
+time; kernels are timed in turns. What Inductor compiled and timed stays in the
+folder of --dbs, so max-autotune, which takes minutes, goes on where an
+interrupted run ended. The results are a table, a chart, and a JSON record. A
+network that the record holds is measured again only if --only names it.
 
 Example:
   autotune bench-networks --budget 3m --dbs generated/networks
@@ -64,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("generated/networks"),
         metavar="DIR",
-        help="folder of the databases, and of what tune and bench print (default %(default)s)",
+        help="folder of the databases, of Inductor's caches, and of what tune and bench print (default %(default)s)",
     )
     parser.add_argument("--input", metavar="C,H,W", help="size of an image, instead of each network's usual size")
     parser.add_argument("--no-tune", action="store_true", help="measure with the databases as they are")
@@ -106,7 +107,7 @@ def measure(name: str, arguments: argparse.Namespace, device: str) -> dict[str, 
     options = [*model, "--device", device, "--only", ",".join(variants), "--seconds", arguments.seconds]
     benches = [_Bench(batch, database, options) for batch in arguments.batch]
     try:
-        if device == "cuda" and "compile_max" not in variants:
+        if device == "cuda":
             for bench in benches:
                 bench.start(compilers=max(1, len(os.sched_getaffinity(0)) // len(benches)))
             for bench in benches:
@@ -137,6 +138,7 @@ class _Bench:
 
     def __init__(self, batch: int, database: Path, options: Sequence[str]) -> None:
         self._report = database.with_suffix(f".bench-{batch}.txt")
+        self._inductor = database.with_suffix(f".inductor-{batch}").absolute()
         self._folder = tempfile.TemporaryDirectory()
         where = ("--db", str(database), "--out", self._folder.name, "--name", "record")
         self._line = [*_command("bench", "--batch", str(batch)), *options, *where, "--pause"]
@@ -148,7 +150,7 @@ class _Bench:
         Args:
             compilers: Processes in which Inductor compiles; None for its own choice.
         """
-        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": f"{self._folder.name}/inductor"}  # not for the tune
+        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(self._inductor)}  # not for the tune
         if compilers:
             environment["TORCHINDUCTOR_COMPILE_THREADS"] = str(compilers)
         with self._report.open("w") as out:
