@@ -166,15 +166,15 @@ def tune_step(title: str, named: Mapping[str, Problem], device: torch.device, wh
         where: The database.
         limits: The limits of the run.
     """
-    from autotune.tuner import Bench, TuneRequest, missing_problems
+    from autotune.tuner import Bench, missing_problems, step_request
     from tuning_db import Store
 
     bench = Bench.of_device(device)
     with Store.create(where) as store:
-        left = missing_problems(store, bench, list(named.items()))
-        if left:
-            _run(store, bench, TuneRequest("problems", title, left, is_step=True), limits)
-    return bool(left)
+        request = step_request("problems", title, missing_problems(store, bench, list(named.items())), bench.arch)
+        if request.named:
+            _run(store, bench, request, limits)
+    return bool(request.named)
 
 
 def _run(store: Store, bench: Bench, request: TuneRequest, limits: TuneLimits) -> None:

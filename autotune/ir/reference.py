@@ -21,4 +21,4 @@ def compute(problem: Problem, tensors: Tensors, scalars: tuple[float, ...] = ())
     own, of_epilogue = scalars[: problem.scalars], scalars[problem.scalars :]
     value = problem.reference(tensors, own)
     y, stored = problem.epilogue.apply(value, tensors, of_epilogue, problem.reference_anchors(tensors))
-    return {"y": y, **stored, **problem.reference_outputs(tensors, y)}
+    return {"y": y, **stored, **problem.reference_outputs(tensors, y, own)}

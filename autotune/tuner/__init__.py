@@ -26,6 +26,7 @@ from autotune.tuner.session import (
     missing,
     missing_problems,
     refuse_other_timing,
+    step_request,
 )
 from autotune.tuner.threads import start_in_background
 from autotune.tuner.time_breakdown import RECORD, WAIT, TimeBreakdown
@@ -64,5 +65,6 @@ __all__ = [
     "refuse_other_timing",
     "rejected_configs",
     "start_in_background",
+    "step_request",
     "unsupported_reason",
 ]

@@ -12,7 +12,7 @@ import torch
 
 from autotune.core import Architecture, DeviceKind, LibraryError, architecture, cpu_targets, device_arch, of_capability
 from autotune.families import serving
-from autotune.ir import Network, Problem
+from autotune.ir import Conv2dStatistics, Network, Problem
 from autotune.libraries import inductor
 from autotune.measure import BUFFERS, TIMERS, Timing
 from tuning_db import DatabaseError, Store
@@ -38,7 +38,7 @@ class TuneRequest:
         title: For tables.
         named: The problems with the names of their layers, or with numbers.
         network: The network that the layers belong to; None for single problems and for a training step.
-        is_step: Whether the problems are the convolutions of a training step.
+        is_step: Whether the problems are those of a training step.
     """
 
     name: str
@@ -51,6 +51,15 @@ class TuneRequest:
     def problems(self) -> list[Problem]:
         """The problems in order; a problem of several layers occurs several times."""
         return [problem for _, problem in self.named]
+
+
+def step_request(name: str, title: str, named: Sequence[tuple[str, Problem]], arch: Architecture) -> TuneRequest:
+    """Return the request for a training step on an architecture.
+
+    Convolutions with statistics that no family serves are left out: others compute both one after the other.
+    """
+    kept = [one for one in named if not isinstance(one[1], Conv2dStatistics) or serving(one[1], arch)]
+    return TuneRequest(name, title, kept, is_step=True)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch._inductor import inductor_prims
 
 from fused_resnet.training.nodes import call, value
 from fused_resnet.training.norm_operators import IMAGE_OPERATORS
-from fused_resnet.training.operator import SOLVE
+from fused_resnet.training.operator import SOLVE, SOLVE_ALL
 
 FORCE_STRIDE_ORDER = inductor_prims.force_stride_order
 """(x, strides) -> x with the order of these strides; Inductor computes x in that order, if it is free to."""
@@ -71,7 +71,7 @@ class ChannelsLast:
 def _is_result(node: fx.Node) -> bool:
     """Return whether a kernel computes a tensor: it is channels last."""
     called: Any = node.args[0] if node.target is operator.getitem else node
-    return called.target in (SOLVE, *IMAGE_OPERATORS)
+    return called.target in (SOLVE, SOLVE_ALL, *IMAGE_OPERATORS)
 
 
 def channels_last(tensor: Any) -> torch.Tensor:

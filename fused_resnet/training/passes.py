@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from autotune.core import ProblemError
-from autotune.ir import Conv2d, Conv2dDgrad, Conv2dWgrad, Convolution, tensor_dtype_name
+from autotune.ir import Conv2d, Conv2dDgrad, Conv2dStatistics, Conv2dWgrad, Convolution, tensor_dtype_name
 
 FORWARD = torch.ops.aten.convolution.default
 """(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups) -> y."""
@@ -62,6 +62,17 @@ def passes(
             ]
         )
     return []
+
+
+def with_statistics(problem: Convolution) -> Conv2dStatistics | None:
+    """Return a forward pass with the statistics of its result; None for another pass, and without pixels enough."""
+    n, p, q, _ = problem.output_shape
+    if not isinstance(problem, Conv2d) or n * p * q < 2:
+        return None
+    return Conv2dStatistics(
+        n=problem.n, h=problem.h, w=problem.w, c=problem.c, k=problem.k, r=problem.r, s=problem.s,
+        stride=problem.stride, pad=problem.pad, dilation=problem.dilation, groups=problem.groups, dtype=problem.dtype,
+    )  # fmt: skip
 
 
 def _known(found: Sequence[Pass | None]) -> list[Pass]:

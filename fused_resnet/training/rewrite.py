@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,14 @@ import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-from autotune.ir import JOINED_RELU, pack_weight, turn_weight
+from autotune.ir import JOINED_RELU, NORM_SCALE, NORM_SHIFT, pack_weight, turn_weight
 from fused_resnet.training.bound_problem import can_solve
 from fused_resnet.training.channels_last import ChannelsLast, channels_last
 from fused_resnet.training.nodes import call, inlined, is_like, result, value
-from fused_resnet.training.norm_operators import BATCH_NORM_BACKWARD, IMAGE_OPERATORS
+from fused_resnet.training.norm_operators import BATCH_NORM, BATCH_NORM_BACKWARD, IMAGE_OPERATORS
 from fused_resnet.training.norms import TrainedNorm
-from fused_resnet.training.operator import SOLVE
-from fused_resnet.training.passes import BY_BIAS, FORWARD, Pass, passes
+from fused_resnet.training.operator import SOLVE, SOLVE_ALL
+from fused_resnet.training.passes import BY_BIAS, FORWARD, Pass, passes, with_statistics
 from fused_resnet.training.winners import Winners
 
 _FILES = tuple(str(path) for path in sorted(Path(__file__).parent.glob("*.py")))
@@ -45,8 +46,11 @@ class Rewrite(CustomGraphPass):
         Kernels leave their results channels last, so the strides of what is computed from them are noted anew.
         """
         renewed: set[fx.Node] = set()
+        gone: set[fx.Node] = set()
         layouts = ChannelsLast(graph)
         for node in list(graph.nodes):
+            if node in gone:  # a batch norm, with its convolution
+                continue
             if node.op == "call_function" and not renewed.isdisjoint(node.all_input_nodes):
                 if node.target in _VIEWS:  # what was contiguous is channels last
                     node.target = torch.ops.aten.reshape.default
@@ -58,12 +62,16 @@ class Rewrite(CustomGraphPass):
             if wanted := passes(node.target, node.args, value):
                 before = set(graph.nodes)
                 self._replace(node, wanted, layouts)
-                renewed |= set(graph.nodes) - before
+                now = set(graph.nodes)
+                renewed |= now - before
+                gone |= before - now
         layouts.order()
         _move_saved_to_their_inputs(graph)
 
     def _replace(self, node: fx.Node, wanted: Sequence[Pass], layouts: ChannelsLast) -> None:
         """Replace those passes of a call that kernels compute."""
+        if node.target == FORWARD and self._replace_with_norm(node, wanted[0], layouts):
+            return
         with node.graph.inserting_before(node):
             solved = {one.result: self._solved(node.graph, one, layouts) for one in wanted}
             found = {position: y for position, y in solved.items() if y}
@@ -71,6 +79,49 @@ class Rewrite(CustomGraphPass):
                 _replace_forward(node, found[0])
             elif found:
                 _replace_backward(node, found)
+
+    def _replace_with_norm(self, node: fx.Node, one: Pass, layouts: ChannelsLast) -> bool:
+        """Replace a convolution and the batch norm that reads it, if a kernel computes the statistics with it.
+
+        The kernel takes the place of the batch norm, which has its operands. So only that and the backward pass may
+        read the convolution.
+        """
+        norms = [user for user in node.users if user.target is BATCH_NORM]
+        problem = with_statistics(one.problem)
+        if len(norms) != 1 or isinstance(node.args[2], fx.Node) or problem is None:
+            return False
+        (norm,) = norms
+        others = [user for user in node.users if user is not norm and user.op != "output"]
+        arguments: Any = norm.args
+        x, joined, weight, bias, eps, relu, database = arguments
+        device = value(node).device
+        layout = None if others or x is not node or joined is node else self._winners.with_statistics(problem, device)
+        if layout is None or not can_solve(problem, database, device, layout, (eps,)):
+            return False
+        trained = TrainedNorm.of(value(node), relu)
+        assert trained
+        graph = node.graph
+        with graph.inserting_before(norm):
+
+            def packed(weight: torch.Tensor) -> torch.Tensor:
+                return pack_weight(weight, layout, problem.groups)
+
+            image, filters = one.operands
+            operands = [layouts.keep(image), inlined(graph, filters, packed), weight, bias]
+            found = call(graph, SOLVE_ALL, (operands, str(problem), database, layout, [eps]))
+            y, statistics = (call(graph, operator.getitem, (found, i)) for i in range(2))
+            rows = [call(graph, torch.ops.aten.select.int, (statistics, 0, row)) for row in (NORM_SCALE, NORM_SHIFT)]
+            added = [] if joined is None else [joined]
+            z = call(graph, SOLVE, ([y, *rows, *added], str(trained.normalization), database, ""))
+            for solved in (found, z):
+                _want_channels_last(solved, but=operands[1])
+        for user in list(norm.users):
+            user.replace_all_uses_with(z if user.args[1] == 0 else statistics)
+            graph.erase_node(user)
+        graph.erase_node(norm)
+        node.replace_all_uses_with(y)
+        graph.erase_node(node)
+        return True
 
     def _solved(self, graph: fx.Graph, one: Pass, layouts: ChannelsLast) -> fx.Node | None:
         """Add the kernel of a pass; None if there is none."""
@@ -99,11 +150,17 @@ class Rewrite(CustomGraphPass):
         return y
 
 
-def _want_channels_last(node: fx.Node) -> None:
-    """Note that an operator on images takes them channels last, whatever their strides were when it was traced."""
+def _want_channels_last(node: fx.Node, but: fx.Node | None = None) -> None:
+    """Note that an operator on images takes them channels last, whatever their strides were when it was traced.
+
+    Args:
+        node: The call.
+        but: A packed weight, which stays as it is.
+    """
 
     def wanted(operand: fx.Node) -> torch.Tensor:
-        return channels_last(value(operand)) if value(operand).dim() == 4 else value(operand)
+        is_image = value(operand).dim() == 4 and operand is not but
+        return channels_last(value(operand)) if is_image else value(operand)
 
     node.meta["eager_input_vals"] = (fx.node.map_arg(node.args, wanted), {})
 

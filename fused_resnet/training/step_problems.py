@@ -35,7 +35,7 @@ from fused_resnet.training.norms import (
     TrainedPool,
     is_trained,
 )
-from fused_resnet.training.passes import passes
+from fused_resnet.training.passes import passes, with_statistics
 
 _KINDS = {"conv2d": "", "conv2d_dgrad": " by input", "conv2d_wgrad": " by weight"}
 """Operator -> what follows the layer's name."""
@@ -49,11 +49,13 @@ class StepProblems:
         named: The problem of each pass by the name of its layer and what the pass computes.
         others: Calls of torch's convolutions without a problem: transposed ones, or of other dtypes.
         norms: The problems of batch norms and max pools, likewise.
+        with_norms: The forward passes with the statistics of the batch norms behind them, by the names of the norms.
     """
 
     named: Mapping[str, Convolution]
     others: int
     norms: Mapping[str, Problem] = field(default_factory=dict)
+    with_norms: Mapping[str, Problem] = field(default_factory=dict)
 
     def to_tune(self) -> dict[str, Problem]:
         """Return the problems of all forms of the passes by name; the fastest form of a pass runs."""
@@ -62,7 +64,7 @@ class StepProblems:
             for name, problem in self.named.items()
             for form in forms(problem)
         }
-        return {**convolutions, **self.norms}
+        return {**convolutions, **self.norms, **self.with_norms}
 
 
 def step_problems(
@@ -127,7 +129,7 @@ def _noted(
     """
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
     with _Notes(paths) as notes, torch.enable_grad():
-        norms = _NormNotes(lambda: notes.path)
+        norms = _NormNotes(notes)
         try:
             with norms:
                 results = run()
@@ -140,7 +142,7 @@ def _noted(
         except Exception as error:  # a module may run anything
             line = (str(error).strip().splitlines() or [""])[0]
             raise CaptureError(f"the training step cannot be traced: {type(error).__name__}: {line}") from error
-    return StepProblems(notes.named(), notes.others, norms.named())
+    return StepProblems(notes.named(), notes.others, norms.named(), norms.with_convolutions())
 
 
 def _fake(fakes: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
@@ -164,6 +166,7 @@ class _Notes(TorchDispatchMode):
         self._found: list[tuple[str, Convolution]] = []
         self._hooks = ExitStack()
         self.others = 0
+        self.forward: Convolution | None = None  # the last forward pass
 
     @property
     def path(self) -> str:
@@ -193,6 +196,7 @@ class _Notes(TorchDispatchMode):
             self.others += not found
             weight = args[1 if is_forward else 2]
             if is_forward:
+                self.forward = found[0].problem if found and args[2] is None else None
                 self._weights[id(weight)] = self._called[-1], weight
             path, _ = self._weights.get(id(weight), ("", None))
             self._found += [(path, one.problem) for one in found]
@@ -209,6 +213,7 @@ class _CalledNorm:
 
     path: str
     x: torch.Tensor
+    convolution: Convolution | None = None  # without a bias, that computes x
     is_joined: bool = False  # another tensor is added
     added_to: _CalledNorm | None = None  # the batch norm whose result it is added to
     relu: int = NO_RELU
@@ -225,24 +230,29 @@ class _NormNotes(TorchFunctionMode):
     """Notes the calls of batch norms in training and max pools, and the additions and ReLUs behind batch norms.
 
     Args:
-        path: Returns the path of the submodule whose forward runs.
+        notes: The notes of convolutions.
     """
 
-    def __init__(self, path: Callable[[], str]) -> None:
+    def __init__(self, notes: _Notes) -> None:
         super().__init__()
-        self._path = path
+        self._notes = notes
+        self._convolved: dict[int, tuple[Convolution, torch.Tensor]] = {}  # by the id of a result
         self._norms: list[_CalledNorm] = []
         self._pools: list[tuple[str, TrainedPool]] = []
         self._open: dict[int, tuple[_CalledNorm, torch.Tensor]] = {}  # by the id of a tensor: what computed it
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self._notes.forward = None
         result = func(*args, **kwargs)
+        if self._notes.forward:
+            self._convolved[id(result)] = self._notes.forward, result
         if func is BATCH_NORM and is_trained(args, kwargs):
-            self._norms.append(_CalledNorm(self._path(), args[0]))
+            convolution, _ = self._convolved.get(id(args[0]), (None, None))
+            self._norms.append(_CalledNorm(self._notes.path, args[0], convolution))
             self._open[id(result)] = self._norms[-1], result
         elif func in MAX_POOLS and (pool := TrainedPool.of(args[0], *args[1:], **kwargs)):
-            self._pools.append((self._path(), pool))
+            self._pools.append((self._notes.path, pool))
         elif func in ADDITIONS and len(args) == 2 and not kwargs:
             changes_another = func in IN_PLACE and id(args[0]) not in self._open
             found = [self._open.pop(id(one))[0] for one in args if id(one) in self._open]
@@ -265,6 +275,14 @@ class _NormNotes(TorchFunctionMode):
     def _note_readers(self, norms: Iterable[_CalledNorm]) -> None:
         for norm in norms:
             norm.is_read = True
+
+    def with_convolutions(self) -> dict[str, Problem]:
+        """Return the convolutions in front of batch norms, with the statistics of their results, by name."""
+        return _numbered(
+            (f"{one.path or 'batch norm'} with its convolution", problem)
+            for one in self._norms
+            if one.is_ours and one.convolution and (problem := with_statistics(one.convolution))
+        )
 
     def named(self) -> dict[str, Problem]:
         """Return the problems by name."""

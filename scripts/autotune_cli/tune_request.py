@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from autotune.core import Architecture, ProblemError, UnknownNameError
 from autotune.ir import BYTE_FORMATS, dtype_name, parse
-from autotune.tuner import TuneRequest
+from autotune.tuner import TuneRequest, step_request
 from autotune_cli import models
 from autotune_cli.problem_file import read_problems
 from fused_resnet.model_source import PRODUCTS, TF32
@@ -63,7 +63,7 @@ def tune_requests(
             step = model.step_problems(batch, dtype, args.precision)
             title = f"{model.name}, training step at batch {batch}, {dtype}{suffix}"
             named = [(name + ending, problem) for name, problem in step.items()]
-            requests.append(TuneRequest(model.name, title, named, is_step=True))
+            requests.append(step_request(model.name, title, named, arch))
             continue
         network = model.network(batch, dtype, args.precision)
         title = f"{model.name}, batch {batch}, {dtype}{suffix}"

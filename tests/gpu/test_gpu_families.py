@@ -321,6 +321,13 @@ PROBLEMS = {
         "expand_depthwise n=1 h=56 w=56 c=24 k=144 r=3 s=3 pad=1 dtype={} epilogue=bias,hardswish,conv,bias,store,relu",
         "expand_depthwise n=5 h=7 w=7 c=192 k=1152 r=5 s=5 pad=2 dtype={} epilogue=bias,silu,conv,bias,silu",
     ],
+    "sm90_conv2d_statistics": [
+        "conv2d_statistics n=9 h=56 w=56 c=64 k=256 dtype={}",
+        "conv2d_statistics n=32 h=28 w=28 c=128 k=128 r=3 s=3 pad=1 dtype={}",
+        "conv2d_statistics n=17 h=14 w=13 c=256 k=512 r=3 s=3 stride=2 pad=1 dtype={}",
+        "conv2d_statistics n=3 h=7 w=7 c=512 k=2048 dtype={}",
+        "conv2d_statistics n=2 h=13 w=9 c=40 k=72 r=3 s=2 stride=2,1 pad=1 dilation=1,2 dtype={}",
+    ],
     "sm90_conv2d_skip": [
         "conv2d_skip n=9 h=56 w=56 c=64 k=256 skip_h=56 skip_w=56 skip_c=64 dtype={} epilogue=bias,relu",
         "conv2d_skip n=7 h=14 w=13 c=256 k=1024 skip_h=28 skip_w=26 skip_c=512 skip_stride=2 dtype={} epilogue=bias",

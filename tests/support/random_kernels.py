@@ -361,6 +361,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cutlass2_gemm": product,
     "sm90_conv2d": lambda rng: rng.choice((grouped, grouped, product, excited))(rng),
     "sm90_conv2d_skip": with_skip,
+    "sm90_conv2d_statistics": lambda rng: convolution(rng, "conv2d_statistics"),
     "sm90_conv2d_wgrad": lambda rng: convolution(rng, "conv2d_wgrad"),
     "sm90_e4m3_conv2d": lambda rng: rng.choice((grouped, grouped, product))(rng),
     "sm90_folded_conv2d": folded,

@@ -27,6 +27,7 @@ from autotune.ir import (
     Conv2dSe,
     Conv2dSeSkip,
     Conv2dSkip,
+    Conv2dStatistics,
     Conv2dWgrad,
     DepthToSpace,
     Elementwise,
@@ -154,6 +155,10 @@ def solve(  # noqa: PLR0912, PLR0915 -- a table
                     rows = given["projection"].flatten(1).unflatten(0, (problem.skip_groups, -1))
                     given["projected"] = torch.einsum("nhwgc,gkc->nhwgk", parts, rows).flatten(3)
                 given["squeezed"] = F.conv2d(x, given["w1"], None, *window).sum((2, 3)) / (problem.p * problem.q)
+        case Conv2dStatistics():
+            y = solve(problem.convolution, tensors, ())["y"]
+            norm = {"x": y, "weight": given["norm_weight"], "bias": given["norm_bias"]}
+            return {"y": y, "statistics": _statistics(norm, scalars[0])}
         case Conv2dSkip():
             window = (problem.stride, problem.pad, problem.dilation)
             value = F.conv2d(given["x"].movedim(-1, 1), given["weight"], None, *window).movedim(1, -1)

@@ -16,7 +16,8 @@ def _inside(problem: Conv2d, axis: int) -> float:
     return inside / (out * taps)
 
 
-def _extents(problem: Conv2d | Gemm, config: Config) -> tiles.LoopExtents:
+def extents(problem: Conv2d | Gemm, config: Config) -> tiles.LoopExtents:
+    """Return the extents of the loops over a convolution."""
     conv = problem.as_conv2d if isinstance(problem, Gemm) else problem
     taps, block_pixels = conv.r * conv.s, int(config["block_pixels"])
     met = float(taps)
@@ -41,7 +42,7 @@ FAMILY = tiles.family(
     _OPERATORS,
     header="cpu/conv2d.h",
     pixels="ForwardPixels",
-    extents=_extents,
+    extents=extents,
     layout="k",
     dtypes=WITH_BYTES,
 )

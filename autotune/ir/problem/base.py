@@ -162,8 +162,10 @@ class Problem:
         """Return the functions of the anchors `conv`, `gate` and `project`, in the order of `anchors`."""
         return ()
 
-    def reference_outputs(self, tensors: Tensors, y: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the outputs besides `y` and those of the epilogue, by name; `y` is finished."""
+    def reference_outputs(
+        self, tensors: Tensors, y: torch.Tensor, scalars: tuple[float, ...]
+    ) -> dict[str, torch.Tensor]:
+        """Return the outputs besides `y` and those of the epilogue, by name; `y` is finished, `scalars` are its own."""
         return {}
 
     def operands(self) -> tuple[Operand, ...]:

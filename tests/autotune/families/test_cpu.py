@@ -21,6 +21,7 @@ from autotune.ir import (
     Concat,
     Conv2d,
     Conv2dDgrad,
+    Conv2dStatistics,
     Conv2dWgrad,
     DepthToSpace,
     Elementwise,
@@ -65,6 +66,11 @@ def odd_input_gradient(rng):
 
 def odd_weight_gradient(rng):
     return odd_conv(rng, Conv2dWgrad)
+
+
+def odd_conv_statistics(rng):
+    sizes = {**vars(odd_conv(rng)), "epilogue": Epilogue()}
+    return Conv2dStatistics(**{**sizes, "n": sizes["n"] + 1})  # one value of a channel has no spread
 
 
 def odd_pool(rng, kind=AvgPool2d, **more):
@@ -191,6 +197,7 @@ PROBLEMS = {
     "cpu_conv2d": odd_conv,
     "cpu_conv2d_dgrad": odd_input_gradient,
     "cpu_conv2d_wgrad": odd_weight_gradient,
+    "cpu_conv2d_statistics": odd_conv_statistics,
     "cpu_avg_pool2d": odd_pool,
     "cpu_clipped_avg_pool2d": odd_clipped_pool,
     "cpu_adaptive_avg_pool2d": odd_adaptive_pool,

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
+from databases import slow_down
 from torch import nn
 from training_networks import Normed, images, relative_error
 
@@ -82,6 +83,56 @@ def test_a_step_is_right_and_runs_on_our_kernels(norm_db, solved, memory_format)
     assert chains == {"scale,bias,relu": 2, "scale,bias,add,relu": 6, "scale,bias": 2}
     sums = Counter((one.relu, one.gradients) for one in ran if one.operator == "batch_norm_gradient_sums")
     assert sums == {(1, 1): 2, (2, 2): 4, (2, 1): 2, (0, 1): 2}
+
+
+@pytest.fixture(scope="module")
+def with_norms_db(tmp_path_factory):
+    """Return a database of all of `Normed` in which convolutions with statistics are the fastest."""
+    path = str(tmp_path_factory.mktemp("norms") / "with_norms.db")
+    create(path)
+    found = step_problems(Normed().train(), [images()])
+    assert tune_step("Normed", found.to_tune(), torch.device("cpu"), path, TuneLimits(trials=1, budget="10m"))
+    slow_down(path, 1000, "problem_id NOT IN (SELECT id FROM problem WHERE operator = 'conv2d_statistics')")
+    return path
+
+
+@pytest.mark.parametrize("inductor", ["0", "1"])
+def test_a_convolution_computes_the_statistics_of_its_norm(with_norms_db, solved, monkeypatch, inductor):
+    monkeypatch.setenv("AUTOTUNE_INDUCTOR", inductor)
+    assert_trains_as_torch(network(), with_norms_db)
+    counts = Counter(parse(text).operator for text in solved)
+    assert counts["conv2d_statistics"] == counts["batch_norm_gradient"] == 10
+    assert "batch_norm_statistics" not in counts and counts["elementwise"] == 10
+
+
+class Shared(nn.Module):
+    """Convolutions that others read beside a batch norm, and that two batch norms read."""
+
+    def __init__(self):
+        super().__init__()
+        self.read, self.twice = (nn.Conv2d(3, 16, 3, padding=1, bias=False) for _ in range(2))
+        self.norms = nn.ModuleList([nn.BatchNorm2d(16) for _ in range(3)])
+
+    def forward(self, x):
+        read, twice = self.read(x), self.twice(x)
+        found = [norm(one).relu() for norm, one in zip(self.norms, (read, twice, twice), strict=True)]
+        return torch.cat([*found, read.sigmoid()], 1)
+
+
+def test_convolutions_that_others_read_stay_alone(with_norms_db, solved):
+    trained = network(Shared)
+    found = step_problems(copy.deepcopy(trained), [images()])
+    assert len(found.with_norms) == 3
+    tune_step("Shared", found.to_tune(), torch.device("cpu"), with_norms_db, TuneLimits(trials=1, budget="10m"))
+    assert_trains_as_torch(trained, with_norms_db)
+    counts = Counter(parse(text).operator for text in solved)
+    assert counts["batch_norm_statistics"] == 6 and "conv2d_statistics" not in counts
+
+
+def test_a_convolution_with_a_bias_stays_alone():
+    trained = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU()).train()
+    found = step_problems(trained, [images()])
+    assert not found.with_norms and found.norms
 
 
 def test_the_problems_that_are_tuned_are_those_that_run(norm_db, solved):

@@ -9,6 +9,7 @@ from autotune.ir.problem.operators.folded_se import FoldedSe
 from autotune.ir.problem.operators.conv2d_folded_se import Conv2dFoldedSe
 from autotune.ir.problem.operators.conv2d_se_skip import Conv2dSeSkip
 from autotune.ir.problem.operators.conv2d_skip import Conv2dSkip
+from autotune.ir.problem.operators.conv2d_statistics import Conv2dStatistics
 from autotune.ir.problem.operators.patch_conv2d import PatchConv2d
 from autotune.ir.problem.operators.pointwise_pair import PointwisePair
 from autotune.ir.problem.operators.conv2d_dgrad import Conv2dDgrad
@@ -23,7 +24,7 @@ from autotune.ir.problem.operators.max_pool2d_gradient import MaxPool2dGradient
 from autotune.ir.problem.operators.global_avg_pool2d import GlobalAvgPool2d
 from autotune.ir.problem.operators.layer_norm import LayerNorm
 from autotune.ir.problem.operators.group_norm import GroupNorm
-from autotune.ir.problem.operators.batch_norm_statistics import BatchNormStatistics
+from autotune.ir.problem.operators.batch_norm_statistics import NORM_SCALE, NORM_SHIFT, BatchNormStatistics
 from autotune.ir.problem.operators.batch_norm_gradient import (
     JOINED_RELU,
     NO_RELU,
@@ -58,6 +59,8 @@ __all__ = [
     "HIDDEN_ACTIVATIONS",
     "JOINED_RELU",
     "MAX_PIECES",
+    "NORM_SCALE",
+    "NORM_SHIFT",
     "NO_RELU",
     "OWN_RELU",
     "AdaptiveAvgPool2d",
@@ -76,6 +79,7 @@ __all__ = [
     "Conv2dSe",
     "Conv2dSeSkip",
     "Conv2dSkip",
+    "Conv2dStatistics",
     "Conv2dWgrad",
     "Convolution",
     "DepthToSpace",

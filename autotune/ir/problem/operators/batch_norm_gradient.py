@@ -118,7 +118,9 @@ class BatchNormGradientSums(_BatchNormPass):
         slope = -scale * factor * by_weight / pixels
         return torch.stack([by_bias, by_weight, slope, -scale * by_bias / pixels - slope * mean])
 
-    def reference_outputs(self, tensors: Tensors, y: torch.Tensor) -> dict[str, torch.Tensor]:
+    def reference_outputs(
+        self, tensors: Tensors, y: torch.Tensor, scalars: tuple[float, ...]
+    ) -> dict[str, torch.Tensor]:
         """Return dz if it is stored."""
         return {"dz": self._dz(tensors)} if self.stores_gradient else {}
 

@@ -15,6 +15,9 @@ from autotune.ir.problem.registry import register
 STATISTICS = 5
 """Rows of the statistics: mean, unbiased variance, factor, scale and shift."""
 
+NORM_SCALE, NORM_SHIFT = 3, 4
+"""The rows from which the normalization is computed."""
+
 
 @register
 @dataclass(frozen=True, kw_only=True)

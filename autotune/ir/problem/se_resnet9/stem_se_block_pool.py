@@ -38,6 +38,8 @@ class StemSeBlockPool(StemBlock):
         """Return those of the stem and its block, and `pooled`."""
         return (*super().operands(), Operand("pooled", "output", self.pool.output_shape, self.dtype))
 
-    def reference_outputs(self, tensors: Tensors, y: torch.Tensor) -> dict[str, torch.Tensor]:
+    def reference_outputs(
+        self, tensors: Tensors, y: torch.Tensor, scalars: tuple[float, ...]
+    ) -> dict[str, torch.Tensor]:
         """Return `pooled`."""
         return {"pooled": self.pool.average(y)}

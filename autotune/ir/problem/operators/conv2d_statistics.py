@@ -1,0 +1,68 @@
+"""Convolution with the statistics of the batch normalization behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from autotune.ir.problem.base import Operand, Tensors
+from autotune.ir.problem.operators.batch_norm_statistics import BatchNormStatistics
+from autotune.ir.problem.operators.conv2d import Conv2d
+from autotune.ir.problem.operators.convolution import Convolution
+from autotune.ir.problem.registry import register
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Conv2dStatistics(Convolution):
+    """A convolution, and the statistics of its result for the batch normalization in training that reads it.
+
+    y is that of Conv2d. `statistics` (5, k) in float32 is the y of BatchNormStatistics for it: kernels may compute it
+    from values that are not yet rounded to the dtype of y. norm_weight and norm_bias (k) are the weight and bias of the
+    normalization; the scalar is its eps.
+    """
+
+    operator: ClassVar[str] = "conv2d_statistics"
+    has_epilogue: ClassVar[bool] = False
+    scalars: ClassVar[int] = 1
+
+    @property
+    def norm(self) -> BatchNormStatistics:
+        """Return the statistics alone."""
+        n, h, w, c = self.output_shape
+        return BatchNormStatistics(n=n, h=h, w=w, c=c, dtype=self.dtype)
+
+    @property
+    def convolution(self) -> Conv2d:
+        """Return the convolution alone."""
+        return Conv2d(
+            n=self.n, h=self.h, w=self.w, c=self.c, k=self.k, r=self.r, s=self.s, stride=self.stride, pad=self.pad,
+            dilation=self.dilation, groups=self.groups, dtype=self.dtype,
+        )  # fmt: skip
+
+    @property
+    def short_name(self) -> str:
+        """Return that of the convolution."""
+        return f"{self.convolution.short_name} + statistics"
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (self._x, self._weight)
+
+    def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
+        """Convolve."""
+        return self.convolve(tensors["x"], tensors["weight"])
+
+    def operands(self) -> tuple[Operand, ...]:
+        """Return x, weight and y, then norm_weight, norm_bias and statistics."""
+        of_channels = (Operand(name, "vector", (self.k,), "f32") for name in ("norm_weight", "norm_bias"))
+        statistics = Operand("statistics", "output", self.norm.output_shape, self.norm.output_dtype)
+        return (*super().operands(), *of_channels, statistics)
+
+    def reference_outputs(
+        self, tensors: Tensors, y: torch.Tensor, scalars: tuple[float, ...]
+    ) -> dict[str, torch.Tensor]:
+        """Return the statistics."""
+        of_norm = {"x": y, "weight": tensors["norm_weight"], "bias": tensors["norm_bias"]}
+        return {"statistics": self.norm.reference(of_norm, scalars)}
