@@ -130,6 +130,9 @@ STEPS: dict[str, StepKind] = {
     "gelu_tanh": StepKind((), lambda v: F.gelu(v, approximate="tanh")),
     "sub": StepKind(("tensor",), torch.sub, inline=Inline("x - t", ("t",))),
     "mul": StepKind(("tensor",), torch.mul, inline=Inline("x * t", ("t",))),
+    "add_scaled": StepKind(
+        ("tensor", "vector"), lambda v, t, scale: v + t * scale, inline=Inline("x + t * scale", ("t", "scale"))
+    ),
     "add_image": StepKind(("image",), torch.add, inline=Inline("x + t", ("t",))),
     "mul_image": StepKind(("image",), torch.mul, inline=Inline("x * t", ("t",))),
     "add_pixel": StepKind(("pixel",), torch.add, inline=Inline("x + t", ("t",))),

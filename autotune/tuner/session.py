@@ -12,7 +12,7 @@ import torch
 
 from autotune.core import Architecture, DeviceKind, LibraryError, architecture, cpu_targets, device_arch, of_capability
 from autotune.families import serving
-from autotune.ir import Conv2dStatistics, Network, Problem
+from autotune.ir import Conv2dGradientSums, Conv2dStatistics, Network, Problem
 from autotune.libraries import inductor
 from autotune.measure import BUFFERS, TIMERS, Timing
 from tuning_db import DatabaseError, Store
@@ -56,9 +56,11 @@ class TuneRequest:
 def step_request(name: str, title: str, named: Sequence[tuple[str, Problem]], arch: Architecture) -> TuneRequest:
     """Return the request for a training step on an architecture.
 
-    Convolutions with statistics that no family serves are left out: others compute both one after the other.
+    Convolutions with a part of a batch norm that no family serves are left out: others compute both one after the
+    other.
     """
-    kept = [one for one in named if not isinstance(one[1], Conv2dStatistics) or serving(one[1], arch)]
+    fused = (Conv2dStatistics, Conv2dGradientSums)
+    kept = [one for one in named if not isinstance(one[1], fused) or serving(one[1], arch)]
     return TuneRequest(name, title, kept, is_step=True)
 
 

@@ -101,6 +101,11 @@ class TrainedNorm:
         steps = ("scale", "bias", *(["add"] if added else []), *(["relu"] if relu else []))
         return Elementwise(**self._sizes, epilogue=Epilogue(steps))
 
+    @property
+    def normalization_of_two(self) -> Elementwise:
+        """The second pass, with JOINED_RELU, together with that of the batch norm whose result is added."""
+        return Elementwise(**self._sizes, epilogue=Epilogue(("scale", "bias", "add_scaled", "relu")))
+
     def gradient_sums(self, gradients: int = 1) -> BatchNormGradientSums:
         """Return the first pass of the gradient, for the sum of one or two gradients."""
         return BatchNormGradientSums(**self._sizes, relu=self.relu, gradients=gradients)

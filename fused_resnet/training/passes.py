@@ -13,7 +13,15 @@ from typing import Any
 import torch
 
 from autotune.core import ProblemError
-from autotune.ir import Conv2d, Conv2dDgrad, Conv2dStatistics, Conv2dWgrad, Convolution, tensor_dtype_name
+from autotune.ir import (
+    Conv2d,
+    Conv2dDgrad,
+    Conv2dGradientSums,
+    Conv2dStatistics,
+    Conv2dWgrad,
+    Convolution,
+    tensor_dtype_name,
+)
 
 FORWARD = torch.ops.aten.convolution.default
 """(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups) -> y."""
@@ -69,10 +77,27 @@ def with_statistics(problem: Convolution) -> Conv2dStatistics | None:
     n, p, q, _ = problem.output_shape
     if not isinstance(problem, Conv2d) or n * p * q < 2:
         return None
-    return Conv2dStatistics(
-        n=problem.n, h=problem.h, w=problem.w, c=problem.c, k=problem.k, r=problem.r, s=problem.s,
-        stride=problem.stride, pad=problem.pad, dilation=problem.dilation, groups=problem.groups, dtype=problem.dtype,
-    )  # fmt: skip
+    return Conv2dStatistics(**_sizes(problem))
+
+
+def with_gradient_sums(problem: Convolution, relu: int, gradients: int) -> Conv2dGradientSums | None:
+    """Return the gradient of a pass by its input, with the sums of the batch norm that computed the input.
+
+    It is None for a pass with a stride, whose gradient is no convolution.
+
+    Args:
+        problem: The forward pass, or its gradient by the input.
+        relu: As in TrainedNorm.
+        gradients: Gradients by the input that are added up.
+    """
+    by_input = problem if isinstance(problem, Conv2dDgrad) else Conv2dDgrad(**_sizes(problem))
+    convolution = by_input.as_convolution()
+    return Conv2dGradientSums(**_sizes(convolution), relu=relu, gradients=gradients) if convolution else None
+
+
+def _sizes(problem: Convolution) -> dict[str, Any]:
+    names = ("n", "h", "w", "c", "k", "r", "s", "stride", "pad", "dilation", "groups", "dtype")
+    return {name: getattr(problem, name) for name in names}
 
 
 def _known(found: Sequence[Pass | None]) -> list[Pass]:

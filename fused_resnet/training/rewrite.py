@@ -11,17 +11,28 @@ import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-from autotune.ir import JOINED_RELU, NORM_SCALE, NORM_SHIFT, pack_weight, turn_weight
-from fused_resnet.training.bound_problem import can_solve
+from autotune.ir import (
+    JOINED_RELU,
+    NORM_SCALE,
+    NORM_SHIFT,
+    Conv2dDgrad,
+    Convolution,
+    Elementwise,
+    Problem,
+    pack_weight,
+    turn_weight,
+)
+from fused_resnet.training.bound_problem import can_solve, parsed
 from fused_resnet.training.channels_last import ChannelsLast, channels_last
 from fused_resnet.training.nodes import call, inlined, is_like, result, value
 from fused_resnet.training.norm_operators import BATCH_NORM, BATCH_NORM_BACKWARD, IMAGE_OPERATORS
 from fused_resnet.training.norms import TrainedNorm
 from fused_resnet.training.operator import SOLVE, SOLVE_ALL
-from fused_resnet.training.passes import BY_BIAS, FORWARD, Pass, passes, with_statistics
+from fused_resnet.training.passes import BY_BIAS, FORWARD, Pass, passes, with_gradient_sums, with_statistics
 from fused_resnet.training.winners import Winners
 
 _FILES = tuple(str(path) for path in sorted(Path(__file__).parent.glob("*.py")))
+_SELECT = torch.ops.aten.select.int
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
@@ -34,6 +45,7 @@ class Rewrite(CustomGraphPass):
 
     def __init__(self, winners: Winners) -> None:
         self._winners = winners
+        self._computed: dict[fx.Node, Pass] = {}  # results of kernels in the graph that is rewritten
 
     def uuid(self) -> Any:
         """Return what the rewritten graphs depend on beside the graphs; None if that has no text."""
@@ -45,6 +57,7 @@ class Rewrite(CustomGraphPass):
 
         Kernels leave their results channels last, so the strides of what is computed from them are noted anew.
         """
+        self._computed.clear()
         renewed: set[fx.Node] = set()
         gone: set[fx.Node] = set()
         layouts = ChannelsLast(graph)
@@ -56,15 +69,21 @@ class Rewrite(CustomGraphPass):
                     node.target = torch.ops.aten.reshape.default
                 node.meta["val"] = result(node.target, node.args, node.kwargs)
                 renewed.add(node)
+            before = set(graph.nodes)
             if node.target in (SOLVE, *IMAGE_OPERATORS):  # SOLVE: the gradient of a max pool
                 _add_second_gradient(node)
                 _want_channels_last(node)
-            if wanted := passes(node.target, node.args, value):
-                before = set(graph.nodes)
+                if node.target is BATCH_NORM_BACKWARD:
+                    self._replace_gradient(node, layouts)
+                elif node.target is BATCH_NORM:
+                    self._lower_norm(node)
+            elif wanted := passes(node.target, node.args, value):
                 self._replace(node, wanted, layouts)
-                now = set(graph.nodes)
-                renewed |= now - before
-                gone |= before - now
+            now = set(graph.nodes)
+            renewed |= now - before
+            gone |= before - now
+        for node in list(graph.nodes):
+            self._join_normalizations(node)
         layouts.order()
         _move_saved_to_their_inputs(graph)
 
@@ -91,37 +110,115 @@ class Rewrite(CustomGraphPass):
         if len(norms) != 1 or isinstance(node.args[2], fx.Node) or problem is None:
             return False
         (norm,) = norms
-        others = [user for user in node.users if user is not norm and user.op != "output"]
         arguments: Any = norm.args
-        x, joined, weight, bias, eps, relu, database = arguments
-        device = value(node).device
-        layout = None if others or x is not node or joined is node else self._winners.with_statistics(problem, device)
-        if layout is None or not can_solve(problem, database, device, layout, (eps,)):
+        x, joined, weight, bias, eps, relu, _ = arguments
+        if x is not node or joined is node or any(user.op != "output" for user in node.users if user is not norm):
             return False
-        trained = TrainedNorm.of(value(node), relu)
-        assert trained
-        graph = node.graph
-        with graph.inserting_before(norm):
-
-            def packed(weight: torch.Tensor) -> torch.Tensor:
-                return pack_weight(weight, layout, problem.groups)
-
-            image, filters = one.operands
-            operands = [layouts.keep(image), inlined(graph, filters, packed), weight, bias]
-            found = call(graph, SOLVE_ALL, (operands, str(problem), database, layout, [eps]))
-            y, statistics = (call(graph, operator.getitem, (found, i)) for i in range(2))
-            rows = [call(graph, torch.ops.aten.select.int, (statistics, 0, row)) for row in (NORM_SCALE, NORM_SHIFT)]
-            added = [] if joined is None else [joined]
-            z = call(graph, SOLVE, ([y, *rows, *added], str(trained.normalization), database, ""))
-            for solved in (found, z):
-                _want_channels_last(solved, but=operands[1])
-        for user in list(norm.users):
-            user.replace_all_uses_with(z if user.args[1] == 0 else statistics)
-            graph.erase_node(user)
-        graph.erase_node(norm)
+        parts = (problem.convolution, problem.norm)
+        with node.graph.inserting_before(norm):
+            found = self._fused(problem, parts, one, [weight, bias], layouts, (eps,))
+            if found is None:
+                return False
+            y, statistics = found
+            z = self._normalized(node.graph, y, statistics, joined, relu)
+        _replace_results(norm, [z, statistics])
         node.replace_all_uses_with(y)
-        graph.erase_node(node)
+        node.graph.erase_node(node)
         return True
+
+    def _replace_gradient(self, node: fx.Node, layouts: ChannelsLast) -> bool:
+        """Replace the gradient of a batch norm and the convolution's gradient that it reads, if a kernel computes both.
+
+        The kernel takes the place of the former, which alone may read the latter.
+        """
+        arguments: Any = node.args
+        dy, dy2, x, z, statistics, relu, database = arguments
+        for own, other in ((dy, dy2), (dy2, dy)):
+            one = self._computed.get(own)
+            if one is None or len(own.users) > 1 or not isinstance(one.problem, Conv2dDgrad):
+                continue
+            problem = with_gradient_sums(one.problem, relu, 1 if other is None else 2)
+            if problem is None:
+                continue
+            more = _given(x, statistics, other, z)
+            with node.graph.inserting_before(node):
+                found = self._fused(problem, (one.problem, problem.norm), one, more, layouts)
+                if found is None:
+                    continue
+                dz, sums = found
+                dx = _run(node.graph, _norm(x, relu).gradient, [dz, x, statistics, sums], database)
+            _replace_results(node, [dx, sums, dz])
+            node.graph.erase_node(own)
+            return True
+        return False
+
+    def _lower_norm(self, node: fx.Node) -> None:
+        """Replace a batch norm by its two passes."""
+        arguments: Any = node.args
+        x, joined, weight, bias, eps, relu, database = arguments
+        norm = _norm(x, relu)
+        with node.graph.inserting_before(node):
+            found = call(node.graph, SOLVE_ALL, ([x, weight, bias], str(norm.statistics), database, "", [eps]))
+            _want_channels_last(found)
+            statistics = call(node.graph, operator.getitem, (found, 0))
+            z = self._normalized(node.graph, x, statistics, joined, relu)
+        _replace_results(node, [z, statistics])
+
+    def _normalized(
+        self, graph: fx.Graph, x: fx.Node, statistics: fx.Node, joined: fx.Node | None, relu: int
+    ) -> fx.Node:
+        rows = [call(graph, _SELECT, (statistics, 0, row)) for row in (NORM_SCALE, NORM_SHIFT)]
+        return _run(graph, _norm(x, relu).normalization, _given(x, *rows, joined), self._winners.database)
+
+    def _join_normalizations(self, node: fx.Node) -> None:
+        """Compute the normalization of a batch norm together with that of another whose result it adds."""
+        if not _is_normalization(node, "scale,bias,add,relu"):
+            return
+        arguments: Any = node.args
+        (x, scale, bias, added), text, database, layout = arguments
+        if not _is_normalization(added, "scale,bias") or len(added.users) > 1:
+            return
+        device, parts = value(x).device, (parsed(text), parsed(added.args[1]))
+        problem = _norm(x, JOINED_RELU).normalization_of_two
+        if self._winners.fused_layout(problem, parts, device) is None or not can_solve(problem, database, device):
+            return
+        other_x, other_scale, other_bias = added.args[0]
+        with node.graph.inserting_before(node):
+            both = call(node.graph, torch.ops.aten.add.Tensor, (bias, other_bias))
+        node.args = ([x, scale, both, other_x, other_scale], str(problem), database, layout)
+        _want_channels_last(node)
+        node.graph.erase_node(added)
+
+    def _fused(
+        self,
+        problem: Convolution,
+        parts: Sequence[Problem],
+        one: Pass,
+        more: Sequence[fx.Node],
+        layouts: ChannelsLast,
+        scalars: tuple[float, ...] = (),
+    ) -> list[fx.Node] | None:
+        """Add the kernel of a pass with a part of a batch norm; None if both parts are faster one after the other.
+
+        Args:
+            problem: The problem of both.
+            parts: The problems of either.
+            one: The pass.
+            more: The operands of the other part.
+            layouts: As for `_solved`.
+            scalars: The scalars of the problem.
+        """
+        image, weight = one.operands
+        device, database, graph = value(image).device, self._winners.database, image.graph
+        layout = self._winners.fused_layout(problem, parts, device)
+        if layout is None or not can_solve(problem, database, device, layout, scalars):
+            return None
+        filters = _packed(graph, weight, layout, problem.groups, turned=isinstance(one.problem, Conv2dDgrad))
+        operands = [layouts.keep(image), filters, *more]
+        found = call(graph, SOLVE_ALL, (operands, str(problem), database, layout, list(scalars)))
+        _want_channels_last(found, but=filters)
+        outputs = sum(operand.role == "output" for operand in problem.operands())
+        return [call(graph, operator.getitem, (found, i)) for i in range(outputs)]
 
     def _solved(self, graph: fx.Graph, one: Pass, layouts: ChannelsLast) -> fx.Node | None:
         """Add the kernel of a pass; None if there is none."""
@@ -132,12 +229,8 @@ class Rewrite(CustomGraphPass):
         if solution is None:
             return None
         problem, layout, turned = solution.form.problem, solution.layout, solution.form.turned
-
-        def packed(weight: torch.Tensor) -> torch.Tensor:
-            return pack_weight(turn_weight(weight, problem.groups) if turned else weight, layout, problem.groups)
-
         operands = [
-            inlined(graph, node, packed) if operand.role == "weight" else layouts.keep(node)
+            _packed(graph, node, layout, problem.groups, turned) if operand.role == "weight" else layouts.keep(node)
             for node, operand in zip(one.operands, problem.operands(), strict=False)
         ]
         y = call(graph, SOLVE, (operands, str(problem), database, layout))
@@ -147,7 +240,49 @@ class Rewrite(CustomGraphPass):
             for node, operand in zip(operands, problem.operands(), strict=False)
         ]
         y.meta["eager_input_vals"] = ((wanted, *y.args[1:]), {})
+        self._computed[y] = one
         return y
+
+
+def _packed(graph: fx.Graph, weight: fx.Node, layout: str, groups: int, turned: bool) -> fx.Node:
+    """Add the operators that pack a weight."""
+
+    def pack(weight: torch.Tensor) -> torch.Tensor:
+        return pack_weight(turn_weight(weight, groups) if turned else weight, layout, groups)
+
+    return inlined(graph, weight, pack)
+
+
+def _norm(x: fx.Node, relu: int) -> TrainedNorm:
+    norm = TrainedNorm.of(value(x), relu)
+    assert norm
+    return norm
+
+
+def _is_normalization(node: fx.Node, steps: str) -> bool:
+    """Return whether a node normalizes a tensor with these steps."""
+    text = str(node.args[1]) if node.target is SOLVE else ""
+    return text.startswith(f"{Elementwise.operator} ") and text.endswith(f"epilogue={steps}")
+
+
+def _given(*operands: fx.Node | None) -> list[fx.Node]:
+    return [operand for operand in operands if operand is not None]
+
+
+def _run(graph: fx.Graph, problem: Problem, operands: Sequence[fx.Node], database: str) -> fx.Node:
+    """Add the kernel of a problem without a weight."""
+    y = call(graph, SOLVE, (operands, str(problem), database, ""))
+    _want_channels_last(y)
+    return y
+
+
+def _replace_results(node: fx.Node, results: Sequence[fx.Node]) -> None:
+    """Replace the results of a call, and remove it."""
+    for user in list(node.users):
+        position: Any = user.args[1]
+        user.replace_all_uses_with(results[position])
+        node.graph.erase_node(user)
+    node.graph.erase_node(node)
 
 
 def _want_channels_last(node: fx.Node, but: fx.Node | None = None) -> None:

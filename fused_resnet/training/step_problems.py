@@ -7,7 +7,7 @@ pools are noted.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -35,7 +35,10 @@ from fused_resnet.training.norms import (
     TrainedPool,
     is_trained,
 )
-from fused_resnet.training.passes import passes, with_statistics
+from fused_resnet.training.passes import passes, with_gradient_sums, with_statistics
+
+MOST_GRADIENTS = 2
+"""Gradients by one tensor that the kernels of BatchNormGradientSums add up."""
 
 _KINDS = {"conv2d": "", "conv2d_dgrad": " by input", "conv2d_wgrad": " by weight"}
 """Operator -> what follows the layer's name."""
@@ -49,7 +52,9 @@ class StepProblems:
         named: The problem of each pass by the name of its layer and what the pass computes.
         others: Calls of torch's convolutions without a problem: transposed ones, or of other dtypes.
         norms: The problems of batch norms and max pools, likewise.
-        with_norms: The forward passes with the statistics of the batch norms behind them, by the names of the norms.
+        with_norms: What kernels compute with a part of a batch norm, by the name of the norm. These are forward passes
+            with the statistics of the batch norm behind them, gradients by a norm's result with the sums of its
+            gradient, and the normalizations of two norms whose results are added.
     """
 
     named: Mapping[str, Convolution]
@@ -142,7 +147,7 @@ def _noted(
         except Exception as error:  # a module may run anything
             line = (str(error).strip().splitlines() or [""])[0]
             raise CaptureError(f"the training step cannot be traced: {type(error).__name__}: {line}") from error
-    return StepProblems(notes.named(), notes.others, norms.named(), norms.with_convolutions())
+    return StepProblems(notes.named(), notes.others, norms.named(), norms.fused())
 
 
 def _fake(fakes: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
@@ -166,7 +171,7 @@ class _Notes(TorchDispatchMode):
         self._found: list[tuple[str, Convolution]] = []
         self._hooks = ExitStack()
         self.others = 0
-        self.forward: Convolution | None = None  # the last forward pass
+        self.forward: tuple[Convolution, bool] | None = None  # the last forward pass, and whether it has a bias
 
     @property
     def path(self) -> str:
@@ -196,7 +201,7 @@ class _Notes(TorchDispatchMode):
             self.others += not found
             weight = args[1 if is_forward else 2]
             if is_forward:
-                self.forward = found[0].problem if found and args[2] is None else None
+                self.forward = (found[0].problem, args[2] is not None) if found else None
                 self._weights[id(weight)] = self._called[-1], weight
             path, _ = self._weights.get(id(weight), ("", None))
             self._found += [(path, one.problem) for one in found]
@@ -214,6 +219,7 @@ class _CalledNorm:
     path: str
     x: torch.Tensor
     convolution: Convolution | None = None  # without a bias, that computes x
+    readers: list[Convolution | None] = field(default_factory=list)  # of the ReLU's result; None for others
     is_joined: bool = False  # another tensor is added
     added_to: _CalledNorm | None = None  # the batch norm whose result it is added to
     relu: int = NO_RELU
@@ -237,6 +243,7 @@ class _NormNotes(TorchFunctionMode):
         super().__init__()
         self._notes = notes
         self._convolved: dict[int, tuple[Convolution, torch.Tensor]] = {}  # by the id of a result
+        self._active: dict[int, tuple[_CalledNorm, torch.Tensor]] = {}  # results of ReLUs, by their id
         self._norms: list[_CalledNorm] = []
         self._pools: list[tuple[str, TrainedPool]] = []
         self._open: dict[int, tuple[_CalledNorm, torch.Tensor]] = {}  # by the id of a tensor: what computed it
@@ -245,11 +252,16 @@ class _NormNotes(TorchFunctionMode):
         kwargs = kwargs or {}
         self._notes.forward = None
         result = func(*args, **kwargs)
-        if self._notes.forward:
-            self._convolved[id(result)] = self._notes.forward, result
+        convolution, has_bias = self._notes.forward or (None, False)
+        if convolution and not has_bias:
+            self._convolved[id(result)] = convolution, result
+        if isinstance(result, torch.Tensor):
+            for one in tree_leaves((args, kwargs)):
+                if id(one) in self._active:
+                    self._active[id(one)][0].readers.append(convolution)
         if func is BATCH_NORM and is_trained(args, kwargs):
-            convolution, _ = self._convolved.get(id(args[0]), (None, None))
-            self._norms.append(_CalledNorm(self._notes.path, args[0], convolution))
+            computed_by, _ = self._convolved.get(id(args[0]), (None, None))
+            self._norms.append(_CalledNorm(self._notes.path, args[0], computed_by))
             self._open[id(result)] = self._norms[-1], result
         elif func in MAX_POOLS and (pool := TrainedPool.of(args[0], *args[1:], **kwargs)):
             self._pools.append((self._notes.path, pool))
@@ -268,6 +280,7 @@ class _NormNotes(TorchFunctionMode):
         elif func in RELUS and id(args[0]) in self._open:
             norm, _ = self._open.pop(id(args[0]))
             norm.relu = JOINED_RELU if norm.is_joined else OWN_RELU
+            self._active[id(result)] = norm, result
         elif isinstance(result, torch.Tensor) and func not in READERS:
             self._note_readers([self._open.pop(id(one))[0] for one in tree_leaves(args) if id(one) in self._open])
         return result
@@ -276,13 +289,21 @@ class _NormNotes(TorchFunctionMode):
         for norm in norms:
             norm.is_read = True
 
-    def with_convolutions(self) -> dict[str, Problem]:
-        """Return the convolutions in front of batch norms, with the statistics of their results, by name."""
-        return _numbered(
-            (f"{one.path or 'batch norm'} with its convolution", problem)
-            for one in self._norms
-            if one.is_ours and one.convolution and (problem := with_statistics(one.convolution))
-        )
+    def fused(self) -> dict[str, Problem]:
+        """Return the problems that are fused with a part of a batch norm, by name."""
+
+        def found() -> Iterator[tuple[str, Problem | None]]:
+            for one in self._norms:
+                if one.is_ours and one.convolution:
+                    yield f"{one.path or 'batch norm'} with its convolution", with_statistics(one.convolution)
+                if one.added_to and one.is_ours and (block := TrainedNorm.of(one.added_to.x, JOINED_RELU)):
+                    yield f"{one.path or 'batch norm'} in the normalization of the block", block.normalization_of_two
+                if one.relu != NO_RELU and len(one.readers) <= MOST_GRADIENTS:
+                    for reader in filter(None, one.readers):
+                        sums = with_gradient_sums(reader, one.relu, len(one.readers))
+                        yield f"{one.path or 'batch norm'} gradient sums with the gradient", sums
+
+        return _numbered((name, problem) for name, problem in found() if problem)
 
     def named(self) -> dict[str, Problem]:
         """Return the problems by name."""

@@ -9,7 +9,7 @@ from math import inf
 
 import torch
 
-from autotune.ir import Conv2dStatistics, Conv2dWgrad, Convolution, Problem, parse
+from autotune.ir import Conv2dWgrad, Convolution, Problem, parse
 from autotune.libraries import aten, cudnn_names
 from autotune.runtime import Candidate, KernelChoice, choices, usable_devices
 from fused_resnet.training.forms import Form, forms
@@ -50,23 +50,30 @@ class Winners:
             self._solutions[key] = self._ranked(problem, device)
         return self._solutions[key]
 
-    def with_statistics(self, problem: Conv2dStatistics, device: torch.device) -> str | None:
-        """Return the layout of the weight of the kernel that computes a convolution with the statistics of its result.
+    def fused_layout(self, problem: Problem, parts: Sequence[Problem], device: torch.device) -> str | None:
+        """Return the layout of the weight of the kernel that computes several problems at once.
 
-        It is None if there is no such kernel that was timed, or if both one after the other are as fast. Raises as
+        It is None if there is no such kernel that was timed, or if the parts one after the other are as fast. Raises as
         `solutions` does.
+
+        Args:
+            problem: The problem with all parts.
+            parts: The parts. Of a gradient by an input the faster form counts.
+            device: The device.
         """
         found = next((choice for choice in self._tuned(problem, device) if _is_solver(choice.candidate)), None)
-        if found is None or not found.expected_us:
-            return None
-        apart = sum(self._best_us(one, device) for one in (problem.convolution, problem.norm))
-        return layout_of(found.candidate) if found.expected_us < apart else None
+        apart = sum(self._best_us(one, device) for one in parts)
+        return layout_of(found.candidate) if found and (found.expected_us or inf) < apart else None
 
     def _best_us(self, problem: Problem, device: torch.device) -> float:
-        """Return the shortest time of anything that solves a problem; infinity if nothing was timed."""
+        """Return the shortest time of anything that solves a problem, in any form; infinity if nothing was timed."""
+        problems = [form.problem for form in forms(problem)] if isinstance(problem, Convolution) else [problem]
         with reader(self.database, self._trusted_keys) as store:
-            times = (store.best_us(row, str(problem)) for row, _ in usable_devices(store, device))
-            return next((us for us in times if us is not None), inf)
+            for row, _ in usable_devices(store, device):
+                times = [us for one in problems if (us := store.best_us(row, str(one))) is not None]
+                if times:
+                    return min(times)
+        return inf
 
     def _ranked(self, problem: Convolution, device: torch.device) -> tuple[Solution, ...]:
         tuned = [(form, self._tuned(form.problem, device)) for form in forms(problem)]

@@ -1,6 +1,6 @@
-// Mean and variance of each channel over all pixels, NHWC, and what follows from them for a batch normalization. A chunk
-// of pixels has a mean and a sum of squared distances from it, computed from distances from its first pixel. Neither
-// cancels where the mean is large.
+// Mean and variance of each channel over all pixels, NHWC, and what follows from them for a batch normalization. A
+// chunk of pixels has a mean and a sum of squared distances from it, computed from distances from its first pixel.
+// Neither cancels where the mean is large.
 #pragma once
 #include "cpu/pixel_sums.h"
 
@@ -30,9 +30,8 @@ AT_INLINE void batch_statistics(float* y, const float* x, int64_t pixels, int c,
                                 const float* weight, const float* bias, float eps) {
   const int64_t chunks = chunks_of(pixels);
   compute_chunks<Block>(pixels, c, parallel, parts,
-                        [&](auto& mean, auto& squares, int channel, int64_t pixel, int count) AT_INLINED {
-                          add_chunk(mean, squares, x + pixel * c + channel, count, c);
-                        });
+                        [&](auto& mean, auto& squares, int channel, int64_t pixel, int count)
+                            AT_INLINED { add_chunk(mean, squares, x + pixel * c + channel, count, c); });
   for (int channel = 0; channel < c; ++channel) {
     const double start = parts[channel];  // the first chunk's mean
     double distances = 0., squares = 0.;

@@ -245,6 +245,7 @@ PROBLEMS = {
         "elementwise n=3 h=5 w=7 c=24 dtype={} epilogue=add,relu",
         "elementwise n=1 h=3 w=3 c=13 dtype={} epilogue=scale,bias,store,silu",
         "elementwise n=2 h=16 w=16 c=36 dtype={} epilogue=none",
+        "elementwise n=3 h=7 w=9 c=72 dtype={} epilogue=scale,bias,add_scaled,relu",
     ],
     "cuda_layer_norm": [
         "layer_norm n=3 h=14 w=13 c=96 dtype={} epilogue=scale,bias",
@@ -320,6 +321,13 @@ PROBLEMS = {
         "expand_depthwise n=2 h=28 w=28 c=40 k=240 r=5 s=5 stride=2 pad=2 dtype={} epilogue=bias,relu6,conv,bias,add",
         "expand_depthwise n=1 h=56 w=56 c=24 k=144 r=3 s=3 pad=1 dtype={} epilogue=bias,hardswish,conv,bias,store,relu",
         "expand_depthwise n=5 h=7 w=7 c=192 k=1152 r=5 s=5 pad=2 dtype={} epilogue=bias,silu,conv,bias,silu",
+    ],
+    "sm90_conv2d_gradient_sums": [
+        "conv2d_gradient_sums n=9 h=56 w=56 c=64 k=256 relu=2 gradients=2 dtype={}",
+        "conv2d_gradient_sums n=32 h=28 w=28 c=128 k=128 r=3 s=3 pad=1 relu=1 dtype={}",
+        "conv2d_gradient_sums n=17 h=14 w=13 c=256 k=512 relu=2 dtype={}",
+        "conv2d_gradient_sums n=3 h=7 w=7 c=512 k=2048 gradients=2 dtype={}",
+        "conv2d_gradient_sums n=2 h=13 w=9 c=40 k=72 r=3 s=2 stride=2,1 pad=1 dilation=1,2 relu=1 gradients=2 dtype={}",
     ],
     "sm90_conv2d_statistics": [
         "conv2d_statistics n=9 h=56 w=56 c=64 k=256 dtype={}",

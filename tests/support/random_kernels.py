@@ -361,6 +361,9 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cutlass2_gemm": product,
     "sm90_conv2d": lambda rng: rng.choice((grouped, grouped, product, excited))(rng),
     "sm90_conv2d_skip": with_skip,
+    "sm90_conv2d_gradient_sums": lambda rng: (
+        f"{convolution(rng, 'conv2d_gradient_sums')} relu={rng.randint(0, 2)} gradients={rng.randint(1, 2)}"
+    ),
     "sm90_conv2d_statistics": lambda rng: convolution(rng, "conv2d_statistics"),
     "sm90_conv2d_wgrad": lambda rng: convolution(rng, "conv2d_wgrad"),
     "sm90_e4m3_conv2d": lambda rng: rng.choice((grouped, grouped, product))(rng),

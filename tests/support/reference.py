@@ -24,6 +24,7 @@ from autotune.ir import (
     ConcatConv2d,
     Conv2d,
     Conv2dDgrad,
+    Conv2dGradientSums,
     Conv2dSe,
     Conv2dSeSkip,
     Conv2dSkip,
@@ -112,15 +113,16 @@ MEANINGS: dict[str, tuple[tuple[str, ...], Callable[..., torch.Tensor]]] = {
     ),
 }
 
-# Steps that only some operators take, and one that makes chains overflow.
+# Steps that only some operators take, one with two operands, and one that makes chains overflow.
 OTHERS: dict[str, tuple[tuple[str, ...], Callable[..., torch.Tensor]]] = {
     "add_image": (("add_image",), lambda v, t: torch.stack([v[i] + t[i].flatten() for i in range(len(v))])),
     "mul_image": (("mul_image",), lambda v, t: torch.stack([v[i] * t[i].flatten() for i in range(len(v))])),
     "add_pixel": (("add_pixel",), lambda v, t: torch.stack([part + t[..., 0] for part in v.unbind(-1)], -1)),
     "mul_pixel": (("mul_pixel",), lambda v, t: torch.stack([part * t[..., 0] for part in v.unbind(-1)], -1)),
+    "add_scaled": (("add_scaled", "add_scaled"), lambda v, t, scale: v + scale * t),
     "exp": ((), lambda v: torch.special.exp2(v * math.log2(math.e))),
 }
-BROADCAST = tuple(name for name in OTHERS if name != "exp")
+BROADCAST = tuple(name for name in OTHERS if name.endswith(("_image", "_pixel")))
 
 STEPS = (*MEANINGS, "store")
 
@@ -139,7 +141,7 @@ define_step(
 )
 
 
-def solve(  # noqa: PLR0912, PLR0915 -- a table
+def solve(  # noqa: PLR0911, PLR0912, PLR0915 -- a table
     problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequence[float]
 ) -> dict[str, torch.Tensor]:
     """Return every output of a problem by name, in float64 on the CPU."""
@@ -159,6 +161,10 @@ def solve(  # noqa: PLR0912, PLR0915 -- a table
             y = solve(problem.convolution, tensors, ())["y"]
             norm = {"x": y, "weight": given["norm_weight"], "bias": given["norm_bias"]}
             return {"y": y, "statistics": _statistics(norm, scalars[0])}
+        case Conv2dGradientSums():
+            dy = solve(problem.convolution, tensors, ())["y"]
+            found = _gradient_sums(problem.norm, {**given, "dy": dy, "x": given["norm_x"]})
+            return {"y": found["dz"], "sums": found["y"]}
         case Conv2dSkip():
             window = (problem.stride, problem.pad, problem.dilation)
             value = F.conv2d(given["x"].movedim(-1, 1), given["weight"], None, *window).movedim(1, -1)
@@ -212,7 +218,8 @@ def solve(  # noqa: PLR0912, PLR0915 -- a table
         case BatchNormStatistics():
             value = _statistics(given, scalars[0])
         case BatchNormGradientSums():
-            return _gradient_sums(problem, given)
+            found = _gradient_sums(problem, given)
+            return found if problem.relu == 2 or problem.gradients == 2 else {"y": found["y"]}
         case BatchNormGradient():
             *_, scale, _ = given["statistics"]
             *_, slope, offset = given["sums"]
@@ -338,7 +345,7 @@ def _gradient_sums(problem: BatchNormGradientSums, given: Mapping[str, torch.Ten
     pixels = problem.n * problem.h * problem.w
     slope = -scale * factor * by_weight / pixels
     y = torch.stack([by_bias, by_weight, slope, -scale * by_bias / pixels - slope * mean])
-    return {"y": y, "dz": dz} if problem.relu == 2 or problem.gradients == 2 else {"y": y}
+    return {"y": y, "dz": dz}
 
 
 def _sampling(mode: str, size: int, made: int, ratio: tuple[int, int]) -> torch.Tensor:

@@ -132,7 +132,7 @@ def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object
         "resident_blocks": x.blocks_by_registers(arch),
         "many_sums": x.many_sums,
         "promote": x.promote,
-        "statistics": False,
+        "totals": "",
     }
 
 

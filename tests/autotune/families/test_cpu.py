@@ -21,6 +21,7 @@ from autotune.ir import (
     Concat,
     Conv2d,
     Conv2dDgrad,
+    Conv2dGradientSums,
     Conv2dStatistics,
     Conv2dWgrad,
     DepthToSpace,
@@ -71,6 +72,12 @@ def odd_weight_gradient(rng):
 def odd_conv_statistics(rng):
     sizes = {**vars(odd_conv(rng)), "epilogue": Epilogue()}
     return Conv2dStatistics(**{**sizes, "n": sizes["n"] + 1})  # one value of a channel has no spread
+
+
+def odd_conv_sums(rng):
+    sizes = {**vars(odd_conv(rng)), "epilogue": Epilogue()}
+    sizes["k"] += 4 * sizes["groups"]  # one channel may be 0 everywhere
+    return Conv2dGradientSums(**sizes, relu=rng.randint(0, 2), gradients=rng.randint(1, 2))
 
 
 def odd_pool(rng, kind=AvgPool2d, **more):
@@ -198,6 +205,7 @@ PROBLEMS = {
     "cpu_conv2d_dgrad": odd_input_gradient,
     "cpu_conv2d_wgrad": odd_weight_gradient,
     "cpu_conv2d_statistics": odd_conv_statistics,
+    "cpu_conv2d_gradient_sums": odd_conv_sums,
     "cpu_avg_pool2d": odd_pool,
     "cpu_clipped_avg_pool2d": odd_clipped_pool,
     "cpu_adaptive_avg_pool2d": odd_adaptive_pool,
@@ -253,6 +261,7 @@ CORNERS = [
     "concat n=2 h=5 w=3 pieces=64,32,10 dtype=f32 epilogue=scale,bias,relu",
     "concat n=2 h=5 w=3 pieces=29:58/58,58 interleave=3 dtype=f32 epilogue=mul_image,store,add_pixel",
     "concat n=1 h=2 w=3 pieces=1:5/9,4 interleave=8 dtype=f32",
+    "elementwise n=2 h=5 w=3 c=37 dtype=f32 epilogue=scale,bias,add_scaled,relu",
     "elementwise n=2 h=5 w=3 c=37 dtype=f32 epilogue=sub,mul,mul_image,mul_pixel,add_image,add_pixel",
 ]
 

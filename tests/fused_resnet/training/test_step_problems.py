@@ -24,7 +24,11 @@ def test_all_passes_are_found_by_the_names_of_their_layers():
 
 def test_gradients_by_the_input_of_stride_1_are_tuned_as_convolutions_too():
     found = step_problems(Small(), [images()])
-    more = {name: problem for name, problem in found.to_tune().items() if name not in {**found.named, **found.norms}}
+    more = {
+        name: problem
+        for name, problem in found.to_tune().items()
+        if name not in {**found.named, **found.norms, **found.with_norms}
+    }
     assert set(more) == {
         f"{name} (a convolution)" for name in ("shared by input", "shared by input (2)", "grouped by input")
     }

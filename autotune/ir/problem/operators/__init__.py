@@ -32,6 +32,7 @@ from autotune.ir.problem.operators.batch_norm_gradient import (
     BatchNormGradient,
     BatchNormGradientSums,
 )
+from autotune.ir.problem.operators.conv2d_gradient_sums import Conv2dGradientSums
 from autotune.ir.problem.operators.softmax import Softmax
 from autotune.ir.problem.operators.upsample import Upsample
 from autotune.ir.problem.operators.elementwise import Elementwise
@@ -76,6 +77,7 @@ __all__ = [
     "Conv2d",
     "Conv2dDgrad",
     "Conv2dFoldedSe",
+    "Conv2dGradientSums",
     "Conv2dSe",
     "Conv2dSeSkip",
     "Conv2dSkip",

@@ -102,7 +102,8 @@ class BatchNormGradientSums(_BatchNormPass):
         """Return all tensors in the order of a kernel's pointers: the inputs, `y`, and `dz` if it is stored."""
         return (*super().operands(), *([self._image("dz", "output")] if self.stores_gradient else []))
 
-    def _dz(self, tensors: Tensors) -> torch.Tensor:
+    def masked(self, tensors: Tensors) -> torch.Tensor:
+        """Return dz: the gradients, added up, where the ReLU was active."""
         dy = tensors["dy"] + tensors["dy2"] if self.gradients == 2 else tensors["dy"]
         if self.relu == NO_RELU:
             return dy
@@ -111,7 +112,7 @@ class BatchNormGradientSums(_BatchNormPass):
     def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
         """Add up, and compute what follows from the sums."""
         mean, _, factor, scale, _ = tensors["statistics"]
-        dz = self._dz(tensors)
+        dz = self.masked(tensors)
         by_bias = dz.sum((0, 1, 2))
         by_weight = (dz * (tensors["x"] - mean)).sum((0, 1, 2)) * factor
         pixels = self.n * self.h * self.w
@@ -122,7 +123,7 @@ class BatchNormGradientSums(_BatchNormPass):
         self, tensors: Tensors, y: torch.Tensor, scalars: tuple[float, ...]
     ) -> dict[str, torch.Tensor]:
         """Return dz if it is stored."""
-        return {"dz": self._dz(tensors)} if self.stores_gradient else {}
+        return {"dz": self.masked(tensors)} if self.stores_gradient else {}
 
 
 @register

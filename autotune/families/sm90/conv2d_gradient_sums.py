@@ -1,0 +1,6 @@
+"""Gradient by a batch normalization's result for Hopper, as a convolution, with the sums of the norm's gradient."""
+
+from autotune.families.sm90.column_totals import column_totals
+from autotune.ir import Conv2dGradientSums
+
+FAMILY = column_totals(Conv2dGradientSums, "gradient_sums", "GradientSumsStore")

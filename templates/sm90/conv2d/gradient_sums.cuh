@@ -1,0 +1,96 @@
+// A convolution whose output is the gradient by a batch normalization's result: the epilogue adds a second gradient,
+// sets to 0 what a ReLU did not pass on, and adds up the sums of the normalization's gradient (problem
+// conv2d_gradient_sums).
+//
+// The tensors that it reads are loaded for 32 channels of all pixels of a thread before the first is used.
+#pragma once
+#include "sm90/conv2d/column_totals.cuh"
+
+namespace at {
+
+struct PlainSums {
+  float first = 0.f, second = 0.f;
+  AT_DEVICE void add(const Total& other) { first += other.first, second += other.second; }
+  AT_DEVICE Total total() const { return {0.f, first, second}; }
+};
+
+template <typename Config>
+struct GradientSumsStore : ColumnTotals<Config, PlainSums, GradientSumsStore<Config>> {
+  using Totals = ColumnTotals<Config, PlainSums, GradientSumsStore<Config>>;
+  using P = typename Totals::P;
+  using Params = typename P::Params;
+  using Line = Pack<typename P::Element, 8>;
+  enum { kNormX = 3, kStatistics = 4, kSums = 5, kMore = 6 };  // Conv2dGradientSums.operands()
+  enum { kNoRelu, kOwnRelu, kJoinedRelu };
+
+  // The problem's fields are passed as scalars, which it has none of: Params have no other room.
+  template <typename Problem>
+  AT_DEVICE static void complete(const Problem& a, at_prepared* out) {
+    Totals::complete(out);
+    if (out->status != AT_OK) return;
+    Params& x = *(Params*)out->params;
+    x.scalars[0] = a.relu, x.scalars[1] = a.gradients;
+  }
+
+  AT_DEVICE static void add_tile(const Params& x, const typename P::Tile& tile, int first_block, typename P::Sums& sums,
+                                 typename Totals::Own& own) {
+    using Element = typename P::Element;
+    const typename Totals::Pixels pixels(x, tile, first_block);
+    const bool own_relu = x.scalars[0] == kOwnRelu, joined_relu = x.scalars[0] == kJoinedRelu,
+               two = x.scalars[1] == 2.f;
+    const Element *const norm_x = (const Element*)x.p.p[kNormX], *const dy2 = (const Element*)x.p.p[kMore];
+    const Element* const z = (const Element*)x.p.p[kMore + two];
+#pragma unroll
+    for (int column = 0; column < Totals::kColumns; ++column) {
+      const int channel = tile.n * P::kN + 32 * column + fragment_channel(threadIdx.x % 32);
+      Line of_x[2 * P::kBlocks], of_dy2[2 * P::kBlocks], of_z[2 * P::kBlocks];
+#pragma unroll
+      for (int i = 0; i < 2 * P::kBlocks; ++i) {
+        const int pixel = pixels.at[i / 2][i % 2];
+        if (pixel < 0 || channel >= x.k) continue;
+        const int64_t offset = (int64_t)pixel * x.k + channel;
+        of_x[i].read(norm_x + offset);
+        if (two) of_dy2[i].read(dy2 + offset);
+        if (joined_relu) of_z[i].read(z + offset);
+      }
+      float mean[8] = {}, scale[8] = {}, shift[8] = {}, sum[8] = {}, products[8] = {};
+      if (channel < x.k) {
+        const float* const statistics = (const float*)x.p.p[kStatistics] + channel;
+        load_constant(mean, statistics);
+        if (own_relu) load_constant(scale, statistics + 3 * x.k), load_constant(shift, statistics + 4 * x.k);
+      }
+#pragma unroll
+      for (int i = 0; i < 2 * P::kBlocks; ++i) {
+        if (pixels.at[i / 2][i % 2] < 0 || channel >= x.k) continue;
+        float v[8];
+        load_fragment(v, sums, i / 2, i % 2, column);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          const float value = to_float(of_x[i].elements[e]);
+          if (two) v[e] += to_float(of_dy2[i].elements[e]);
+          // See batch_norm_gradient_sums.cu.j2.
+          if (own_relu) v[e] = value * scale[e] > -shift[e] ? v[e] : 0.f;
+          if (joined_relu) v[e] = to_float(of_z[i].elements[e]) > 0.f ? v[e] : 0.f;
+          const float counted = pixels.counts[i / 2][i % 2] ? v[e] : 0.f;
+          sum[e] += counted, products[e] += counted * (value - mean[e]);
+        }
+        store_fragment(v, sums, i / 2, i % 2, column);
+      }
+      own.first[column] += Totals::over_rows(sum), own.second[column] += Totals::over_rows(products);
+    }
+  }
+
+  AT_DEVICE static void store_total(const Params& x, int channel, const Total& all) {
+    const float* const statistics = (const float*)x.p.p[kStatistics] + channel;
+    const float mean = __ldg(statistics), factor = __ldg(statistics + 2 * x.k);
+    const float share = -__ldg(statistics + 3 * x.k) / x.rows, by_weight = all.second * factor;
+    const float slope = share * factor * by_weight;
+    float* const y = (float*)x.p.p[kSums] + channel;
+    y[0] = all.first;
+    y[x.k] = by_weight;
+    y[2 * x.k] = slope;
+    y[3 * x.k] = share * all.first - slope * mean;
+  }
+};
+
+}  // namespace at
