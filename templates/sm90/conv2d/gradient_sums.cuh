@@ -2,7 +2,7 @@
 // sets to 0 what a ReLU did not pass on, and adds up the sums of the normalization's gradient (problem
 // conv2d_gradient_sums).
 //
-// The tensors that it reads are loaded for 32 channels of all pixels of a thread before the first is used.
+// The tensors that it reads are loaded for 32 channels of all pixels of a thread, while those before are added up.
 #pragma once
 #include "sm90/conv2d/column_totals.cuh"
 
@@ -19,7 +19,10 @@ struct GradientSumsStore : ColumnTotals<Config, PlainSums, GradientSumsStore<Con
   using Totals = ColumnTotals<Config, PlainSums, GradientSumsStore<Config>>;
   using P = typename Totals::P;
   using Params = typename P::Params;
-  using Line = Pack<typename P::Element, 8>;
+  // What a thread reads for 32 channels.
+  struct Lines {
+    Pack<typename P::Element, 8> x[2 * P::kBlocks], dy2[2 * P::kBlocks], z[2 * P::kBlocks];
+  };
   enum { kNormX = 3, kStatistics = 4, kSums = 5, kMore = 6 };  // Conv2dGradientSums.operands()
   enum { kNoRelu, kOwnRelu, kJoinedRelu };
 
@@ -40,41 +43,65 @@ struct GradientSumsStore : ColumnTotals<Config, PlainSums, GradientSumsStore<Con
                two = x.scalars[1] == 2.f;
     const Element *const norm_x = (const Element*)x.p.p[kNormX], *const dy2 = (const Element*)x.p.p[kMore];
     const Element* const z = (const Element*)x.p.p[kMore + two];
-#pragma unroll
-    for (int column = 0; column < Totals::kColumns; ++column) {
-      const int channel = tile.n * P::kN + 32 * column + fragment_channel(threadIdx.x % 32);
-      Line of_x[2 * P::kBlocks], of_dy2[2 * P::kBlocks], of_z[2 * P::kBlocks];
+    const int first_channel = tile.n * P::kN + fragment_channel(threadIdx.x % 32);
+    Lines lines[2];
+    const auto fetch = [&](int column) {
+      const int channel = first_channel + 32 * column;
 #pragma unroll
       for (int i = 0; i < 2 * P::kBlocks; ++i) {
         const int pixel = pixels.at[i / 2][i % 2];
         if (pixel < 0 || channel >= x.k) continue;
         const int64_t offset = (int64_t)pixel * x.k + channel;
-        of_x[i].read(norm_x + offset);
-        if (two) of_dy2[i].read(dy2 + offset);
-        if (joined_relu) of_z[i].read(z + offset);
+        lines[column % 2].x[i].read(norm_x + offset);
+        if (two) lines[column % 2].dy2[i].read(dy2 + offset);
+        if (joined_relu) lines[column % 2].z[i].read(z + offset);
       }
-      float mean[8] = {}, scale[8] = {}, shift[8] = {}, sum[8] = {}, products[8] = {};
-      if (channel < x.k) {
-        const float* const statistics = (const float*)x.p.p[kStatistics] + channel;
-        load_constant(mean, statistics);
-        if (own_relu) load_constant(scale, statistics + 3 * x.k), load_constant(shift, statistics + 4 * x.k);
+    };
+    fetch(0);
+#pragma unroll
+    for (int column = 0; column < Totals::kColumns; ++column) {
+      if (column + 1 < Totals::kColumns) fetch(column + 1);
+      const int channel = first_channel + 32 * column;
+      const Lines& here = lines[column % 2];
+      const float* const statistics = (const float*)x.p.p[kStatistics] + min(channel, x.k - 8);
+      if (two || joined_relu) {
+#pragma unroll
+        for (int i = 0; i < 2 * P::kBlocks; ++i) {
+          float v[8];
+          load_fragment(v, sums, i / 2, i % 2, column);
+#pragma unroll
+          for (int e = 0; e < 8; ++e) {
+            if (two) v[e] += to_float(here.dy2[i].elements[e]);
+            if (joined_relu) v[e] = to_float(here.z[i].elements[e]) > 0.f ? v[e] : 0.f;
+          }
+          store_fragment(v, sums, i / 2, i % 2, column);
+        }
       }
+      if (own_relu) {
+        float scale[8], shift[8];
+        load_constant(scale, statistics + 3 * x.k), load_constant(shift, statistics + 4 * x.k);
+#pragma unroll
+        for (int i = 0; i < 2 * P::kBlocks; ++i) {
+          float v[8];
+          load_fragment(v, sums, i / 2, i % 2, column);
+#pragma unroll
+          for (int e = 0; e < 8; ++e)  // see batch_norm_gradient_sums.cu.j2
+            v[e] = to_float(here.x[i].elements[e]) * scale[e] > -shift[e] ? v[e] : 0.f;
+          store_fragment(v, sums, i / 2, i % 2, column);
+        }
+      }
+      float mean[8], sum[8] = {}, products[8] = {};
+      load_constant(mean, statistics);
 #pragma unroll
       for (int i = 0; i < 2 * P::kBlocks; ++i) {
-        if (pixels.at[i / 2][i % 2] < 0 || channel >= x.k) continue;
+        if (!pixels.counts[i / 2][i % 2] || channel >= x.k) continue;
         float v[8];
         load_fragment(v, sums, i / 2, i % 2, column);
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-          const float value = to_float(of_x[i].elements[e]);
-          if (two) v[e] += to_float(of_dy2[i].elements[e]);
-          // See batch_norm_gradient_sums.cu.j2.
-          if (own_relu) v[e] = value * scale[e] > -shift[e] ? v[e] : 0.f;
-          if (joined_relu) v[e] = to_float(of_z[i].elements[e]) > 0.f ? v[e] : 0.f;
-          const float counted = pixels.counts[i / 2][i % 2] ? v[e] : 0.f;
-          sum[e] += counted, products[e] += counted * (value - mean[e]);
+          sum[e] += v[e];
+          products[e] += v[e] * (to_float(here.x[i].elements[e]) - mean[e]);
         }
-        store_fragment(v, sums, i / 2, i % 2, column);
       }
       own.first[column] += Totals::over_rows(sum), own.second[column] += Totals::over_rows(products);
     }
