@@ -7,19 +7,18 @@ from typing import ClassVar
 
 import torch
 
-from autotune.core import ProblemError
 from autotune.ir.problem.base import Operand, Tensors
 from autotune.ir.problem.fields import NonNegative
 from autotune.ir.problem.operators.batch_norm_gradient import JOINED_RELU, NO_RELU, BatchNormGradientSums
 from autotune.ir.problem.operators.batch_norm_statistics import BatchNormStatistics
-from autotune.ir.problem.operators.conv2d import Conv2d
+from autotune.ir.problem.operators.conv2d_with_norm import Conv2dWithNorm
 from autotune.ir.problem.operators.convolution import Convolution
 from autotune.ir.problem.registry import register
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Conv2dGradientSums(Convolution):
+class Conv2dGradientSums(Conv2dWithNorm):
     """A convolution, and BatchNormGradientSums of its result: the gradient by the input of a layer behind a norm.
 
     The convolution of x with weight is the dy of BatchNormGradientSums, whose fields relu and gradients this problem
@@ -29,40 +28,23 @@ class Conv2dGradientSums(Convolution):
     """
 
     operator: ClassVar[str] = "conv2d_gradient_sums"
-    has_epilogue: ClassVar[bool] = False
     sizes: ClassVar[str] = f"{Convolution.sizes} relu gradients"
     struct: ClassVar[str] = "at_conv2d_gradient_sums"
     relu: NonNegative = NO_RELU
     gradients: int = 1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.relu > JOINED_RELU or self.gradients > 2:
-            raise ProblemError(f"'{self}': relu is at most 2, and gradients is 1 or 2")
-
     @property
     def norm(self) -> BatchNormGradientSums:
-        """Return the sums alone."""
+        """Return the sums alone; raises ProblemError for other values of relu and gradients, as a new problem does."""
         n, h, w, c = self.output_shape
         return BatchNormGradientSums(
             n=n, h=h, w=w, c=c, relu=self.relu, gradients=self.gradients, dtype=self.dtype
         )  # fmt: skip
 
     @property
-    def convolution(self) -> Conv2d:
-        """Return the convolution alone."""
-        return Conv2d(
-            n=self.n, h=self.h, w=self.w, c=self.c, k=self.k, r=self.r, s=self.s, stride=self.stride, pad=self.pad,
-            dilation=self.dilation, groups=self.groups, dtype=self.dtype,
-        )  # fmt: skip
-
-    @property
     def short_name(self) -> str:
         """Return that of the convolution."""
         return f"{self.convolution.short_name} + sums"
-
-    def _inputs(self) -> tuple[Operand, ...]:
-        return (self._x, self._weight)
 
     def operands(self) -> tuple[Operand, ...]:
         """Return x, weight and y, then norm_x, statistics and sums, and dy2 and z if the problem has them."""

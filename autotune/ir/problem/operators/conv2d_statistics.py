@@ -9,14 +9,13 @@ import torch
 
 from autotune.ir.problem.base import Operand, Tensors
 from autotune.ir.problem.operators.batch_norm_statistics import BatchNormStatistics
-from autotune.ir.problem.operators.conv2d import Conv2d
-from autotune.ir.problem.operators.convolution import Convolution
+from autotune.ir.problem.operators.conv2d_with_norm import Conv2dWithNorm
 from autotune.ir.problem.registry import register
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Conv2dStatistics(Convolution):
+class Conv2dStatistics(Conv2dWithNorm):
     """A convolution, and the statistics of its result for the batch normalization in training that reads it.
 
     y is that of Conv2d. `statistics` (5, k) in float32 is the y of BatchNormStatistics for it: kernels may compute it
@@ -25,7 +24,6 @@ class Conv2dStatistics(Convolution):
     """
 
     operator: ClassVar[str] = "conv2d_statistics"
-    has_epilogue: ClassVar[bool] = False
     scalars: ClassVar[int] = 1
 
     @property
@@ -35,20 +33,9 @@ class Conv2dStatistics(Convolution):
         return BatchNormStatistics(n=n, h=h, w=w, c=c, dtype=self.dtype)
 
     @property
-    def convolution(self) -> Conv2d:
-        """Return the convolution alone."""
-        return Conv2d(
-            n=self.n, h=self.h, w=self.w, c=self.c, k=self.k, r=self.r, s=self.s, stride=self.stride, pad=self.pad,
-            dilation=self.dilation, groups=self.groups, dtype=self.dtype,
-        )  # fmt: skip
-
-    @property
     def short_name(self) -> str:
         """Return that of the convolution."""
         return f"{self.convolution.short_name} + statistics"
-
-    def _inputs(self) -> tuple[Operand, ...]:
-        return (self._x, self._weight)
 
     def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
         """Convolve."""
