@@ -35,13 +35,14 @@ AT_INLINE void compute_chunks(int64_t pixels, int c, bool parallel, float* parts
 // The workspace of a kernel: the results of all chunks.
 AT_INLINE int64_t pixel_sums_bytes(int64_t pixels, int c) { return chunks_of(pixels) * 2 * c * sizeof(float); }
 
-// The ABI entry of a kernel with this workspace.
-template <typename Problem, void (*run)(const Problem&, void* const*)>
+// The ABI entry of a kernel with this workspace: over its input, or with `OfOutput` over a convolution's output.
+template <typename Problem, void (*run)(const Problem&, void* const*), bool OfOutput = false>
 struct PixelSumsEntry : Entry<Problem, run> {
   static int32_t prepare(const void* problem, void** state, int64_t* workspace_bytes, char* text, uint64_t text_bytes) {
     const int32_t status = Entry<Problem, run>::prepare(problem, state, workspace_bytes, text, text_bytes);
     const Problem& a = *static_cast<const Problem*>(problem);
-    *workspace_bytes = pixel_sums_bytes((int64_t)a.n * a.h * a.w, a.c);
+    if constexpr (OfOutput) *workspace_bytes = pixel_sums_bytes((int64_t)a.n * a.p * a.q, a.k);
+    else *workspace_bytes = pixel_sums_bytes((int64_t)a.n * a.h * a.w, a.c);
     return status;
   }
 };

@@ -51,6 +51,7 @@ def family(
     extents: Callable[[P, Config], LoopExtents],
     layout: str,
     dtypes: tuple[str, ...] = ("f32",),
+    template: str = "cpu/conv2d.cpp.j2",
 ) -> Family[P]:
     """Return a family of such tiles.
 
@@ -62,12 +63,13 @@ def family(
         extents: (problem, config) -> the loops' extents.
         layout: First letter of the weights' layout in autotune/ir/weight_layout.py; block_k follows it.
         dtypes: The dtypes that it has kernels for.
+        template: The template.
     """
     return Family[P](
         name=name,
         operator=operator,
         kind=SHARED_LIBRARY,
-        template="cpu/conv2d.cpp.j2",
+        template=template,
         architectures=("cpu",),
         dtypes=dtypes,
         parameters=(
