@@ -67,6 +67,25 @@ def test_plans_are_right_also_when_captured(text, dtype, device):
         assert case.check()[1] is None, f"{plan} is wrong in a graph"
 
 
+BYTES = [
+    "conv2d n=4 h=14 w=14 c=64 k=64 r=3 s=3 pad=1 dtype={} epilogue=scale,bias,relu",
+    "conv2d n=3 h=9 w=13 c=64 k=96 r=1 s=1 stride=2 dtype={} epilogue=scale,bias",
+    "conv2d n=2 h=8 w=8 c=32 k=64 r=1 s=1 dtype={} epilogue=scale,bias,add,mul_scalar,relu",
+]
+
+
+@pytest.mark.parametrize("dtype", ["s8", "e4m3"])
+@pytest.mark.parametrize("text", BYTES)
+def test_plans_are_right_in_bytes(text, dtype, device):
+    problem = parse(text.format(dtype))
+    found = cudnn.find_plans(problem, device)
+    assert found.reason is None and found.plans
+    case = CandidateBench(problem, device, seed=2)
+    built = [plan for plan in found.plans if plan.error is None]
+    said = [case.verify(found.bind(plan, case.tensors, case.scalars))[1] for plan in built]
+    assert None in said, said
+
+
 PASSES = [
     "conv2d_dgrad n=4 h=14 w=14 c=64 k=32 r=3 s=3 stride=2 pad=1 dtype={} epilogue=none",
     "conv2d_dgrad n=3 h=9 w=8 c=32 k=64 r=3 s=3 pad=1 dtype={} epilogue=bias,relu",

@@ -32,7 +32,7 @@ _UNARY: dict[str, Callable[[Any, Any], Any]] = {
 STEPS = (*_UNARY, "bias", "scale", "add", "store", "add_scalar", "mul_scalar", "clamp", "hardsigmoid", "hardswish")
 """Epilogue steps that can be expressed in a cuDNN graph. Whether cuDNN supports a combination, only cuDNN tells."""
 
-_NAMES = {"f16": "HALF", "bf16": "BFLOAT16", "f32": "FLOAT", "tf32": "FLOAT"}
+_NAMES = {"f16": "HALF", "bf16": "BFLOAT16", "f32": "FLOAT", "tf32": "FLOAT", "s8": "INT8", "e4m3": "FP8_E4M3"}
 
 
 def check(problem: Problem) -> Convolution:
@@ -43,8 +43,6 @@ def check(problem: Problem) -> Convolution:
     """
     if not isinstance(problem, PASSES):
         raise LibraryError(f"cuDNN's plans are available for convolutions and their gradients, not for '{problem}'")
-    if problem.dtype not in _NAMES:
-        raise LibraryError(f"cuDNN's plans are available in {', '.join(_NAMES)}, not in {problem.dtype}")
     if foreign := [name for name in problem.epilogue.names if name not in STEPS]:
         raise LibraryError(
             f"cuDNN's plans are available with the epilogue steps {', '.join(STEPS)}, not with {', '.join(foreign)}"
@@ -59,7 +57,7 @@ def vector_dtypes(problem: Convolution) -> tuple[str | None, ...]:
     """
     if not any(argument.kind == "vector" for argument in problem.epilogue.arguments):
         return (None,)
-    return ("f32",) if _NAMES[problem.dtype] == "FLOAT" else (problem.dtype, "f32")
+    return (problem.dtype, "f32") if problem.dtype in ("f16", "bf16") else ("f32",)
 
 
 def describe(library: CudnnLibrary, problem: Convolution, vectors: str | None) -> Any:
@@ -132,6 +130,8 @@ class _Chain:
     def build(self) -> None:
         """Add all operators."""
         value = self._shaped(self._convolution())
+        if self._problem.dtype == "s8":
+            value.set_data_type(self._cudnn.data_type.INT32)
         names = self._problem.epilogue.names
         for place, step in enumerate(self._problem.epilogue.steps):
             value = self._shaped(self._step(step, value))
@@ -141,11 +141,13 @@ class _Chain:
 
     def _convolution(self) -> Any:
         problem, graph = self._problem, self._graph
-        window = {
+        window: dict[str, Any] = {
             "padding": list(problem.pad),
             "stride": list(problem.stride),
             "dilation": list(problem.dilation),
         }
+        if problem.dtype == "s8":  # exact sums; the steps behind them are float32
+            window["compute_data_type"] = self._cudnn.data_type.INT32
         x = ("x", (problem.n, problem.c, problem.h, problem.w))
         weight = ("weight", (problem.k, problem.c // problem.groups, problem.r, problem.s))
         dy = ("dy", (problem.n, problem.k, problem.p, problem.q))

@@ -1,9 +1,10 @@
 """Compare our tuned kernels with cuDNN and torch, layer by layer.
 
 Their times stand beside those of the best of all cuDNN plans, of cuDNN's first
-choice, and of torch's operators. All of them are verified, captured into CUDA
-graphs and timed in interleaved rounds of one run. The results are a table, a
-JSON record with every plan that was tried, and a chart.
+choice, of the database's best CUTLASS 2.x kernel, and of torch's operators. All
+of them are verified, captured into CUDA graphs and timed in interleaved rounds
+of one run. The results are a table, a JSON record with every plan that was
+tried, and a chart.
 
 Example:
   autotune tune --problems benchmarks/layers/resnet.txt --db layers.db
@@ -42,6 +43,7 @@ METHOD = {
     "tuned": "the winner of the database: one of our kernels or, if cuDNN was tuned too, a plan of cuDNN",
     "cudnn": "the best of all plans of heuristics A, B and FALLBACK, with the bias in the problem's dtype or in f32",
     "first": "the first of these plans that runs: the choice of the heuristics",
+    "cutlass2": "the best kernel of CUTLASS 2.x that the database has",
     "torch": "torch's fused operator, or its convolution and pointwise operators; channels_last, cudnn.benchmark",
     "slow": f"a candidate slower than {SLOW} x the best so far runs once and is not timed further",
     "caches": "warm: the same operands again and again",

@@ -12,6 +12,8 @@ from autotune_cli.chart import FAINT, INK, OURS, number
 LOST = "#d98a3d"  # bars of layers where cuDNN is faster
 ROW_INCHES, HEAD_INCHES = 0.33, 1.5
 TICKS = (0.25, 0.5, 0.67, 0.8, 1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+OTHERS = (("first", "o", "cuDNN's first choice"), ("cutlass2", "s", "CUTLASS 2.x"), ("torch", "d", "torch's operator"))
+"""Sides drawn as points: name in a row, marker, text of the legend."""
 LABEL = 0.055  # width of a tick's label as a share of the axis
 
 
@@ -22,7 +24,7 @@ def draw(title: str, subtitle: str, rows: Sequence[dict[str, Any]], path: Path) 
         title: Of the chart.
         subtitle: Below the title.
         rows: Each with label; ours, cudnn (microseconds); ratio, low, high (cuDNN's best over ours, and its interval);
-            first, torch (ratios of the other sides, or None).
+            first, cutlass2, torch (ratios of the other sides, or None).
         path: The image file.
 
     Raises:
@@ -47,7 +49,7 @@ def draw(title: str, subtitle: str, rows: Sequence[dict[str, Any]], path: Path) 
     axis.barh(places, [abs(ratio - 1) for ratio in ratios], left=left, height=0.62, color=colors, alpha=0.85, zorder=2)
     axis.hlines(places, [row["low"] for row in rows], [row["high"] for row in rows], color=INK, linewidth=1.4, zorder=3)
     seen = [*ratios, *(row["high"] for row in rows), 1.0]
-    for name, marker, text in (("first", "o", "cuDNN's first choice"), ("torch", "d", "torch's operator")):
+    for name, marker, text in OTHERS:
         points = [(row[name], place) for place, row in zip(places, rows, strict=True) if row[name]]
         if points:
             xs, ys = zip(*points, strict=True)

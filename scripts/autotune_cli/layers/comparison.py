@@ -23,6 +23,7 @@ SIDES = {
     "tuned": "the tuner's choice",
     "cudnn": "cuDNN's best plan",
     "first": "cuDNN's first choice",
+    "cutlass2": "CUTLASS 2.x",
     "torch": "torch",
 }
 ENTERED = tuple(side for side in SIDES if side != "first")  # "first" is one of cuDNN's contestants

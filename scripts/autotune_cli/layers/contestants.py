@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from autotune.core import DeviceFacts, device_name, measure_device
-from autotune.ir import DTYPES, Conv2d
+from autotune.ir import BYTE_FORMATS, DTYPES, Conv2d
 from autotune.libraries import cudnn
 from autotune.measure import CandidateBench, Runnable
 from autotune.runtime import candidate
@@ -19,6 +19,7 @@ from autotune.tuner import format_config
 from tuning_db import Store
 
 Tensors = dict[str, torch.Tensor]
+CUTLASS = "cutlass2_"  # how the names of its families begin
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Contestant:
     """A way to solve a problem.
 
     Attributes:
-        side: "ours", "tuned", "cudnn" or "torch".
+        side: "ours", "tuned", "cudnn", "cutlass2" or "torch".
         label: Unique among the contestants of a problem.
         bind: Returns what is timed.
         prove: Returns what is verified, if what is timed writes its result to other tensors; else None.
@@ -41,7 +42,10 @@ class Contestant:
 
 
 def our_contestants(case: CandidateBench, path: Path, most: int) -> tuple[dict[str, float], list[Contestant]]:
-    """Return the device's rates, measured now if the database has none, and the database's winner and best kernels."""
+    """Return the device's rates, and the database's winner, its best kernels, and its best kernel of CUTLASS 2.x.
+
+    The rates are measured now if the database has none.
+    """
     with Store.open(path) as store:
         row = store.device(device_name(case.device))
         facts = row or _facts(case.device)
@@ -54,7 +58,9 @@ def our_contestants(case: CandidateBench, path: Path, most: int) -> tuple[dict[s
             name if labels.count(name) == 1 else f"{name} {dict(measured.launch)}"
             for name, measured in zip(labels, kernels, strict=True)
         ]
+        cutlass = [measured for measured in ranking if measured.kernel.family.startswith(CUTLASS)]
         ranked = [("tuned", f"the tuner's choice: {format_config(measured)}", measured) for measured in ranking[:1]]
+        ranked += [("cutlass2", f"CUTLASS 2.x: {format_config(measured)}", measured) for measured in cutlass[:1]]
         ranked += [("ours", name, measured) for name, measured in zip(unique, kernels, strict=True)]
         found = [(side, name, candidate(store, measured.kernel, measured.launch)) for side, name, measured in ranked]
     return rates, [Contestant(side, name, lambda c=c: case.bind(c)) for side, name, c in found]  # type: ignore[misc]
@@ -85,9 +91,12 @@ class _TorchOperator:
 
 
 def torch_contestants(case: CandidateBench) -> Iterator[Contestant]:
-    """Yield torch's convolution followed by the epilogue's operators, and the fused operator if torch has one."""
+    """Yield torch's convolution followed by the epilogue's operators, and the fused operator if torch has one.
+
+    Torch has no convolution of bytes on a GPU.
+    """
     problem = case.problem
-    if not isinstance(problem, Conv2d):
+    if not isinstance(problem, Conv2d) or problem.dtype in BYTE_FORMATS:
         return
     dtype = DTYPES[problem.dtype]
     given = {name: tensor.to(dtype) for name, tensor in case.tensors.items()}  # also the biases, as in a user's module

@@ -90,7 +90,8 @@ def table(layers: Sequence[dict[str, Any]], caption: str) -> Table:
         title=caption, title_justify="left", box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False
     )
     result.add_column("layer\nour kernel", overflow="fold")
-    for name in ("ours\nus", "cuDNN\nus", "first\nus", "torch\nus", "cuDNN/ours\n95 %", "share of\nlimit"):
+    times = ("ours\nus", "cuDNN\nus", "first\nus", "CUTLASS\n2.x us", "torch\nus")
+    for name in (*times, "cuDNN/ours\n95 %", "share of\nlimit"):
         result.add_column(name, justify="right", no_wrap=True)
     for layer in layers:
         sides, ratio = layer.get("sides", {}), layer.get("ratios", {}).get("cudnn")
@@ -98,7 +99,8 @@ def table(layers: Sequence[dict[str, Any]], caption: str) -> Table:
         name = escape(title(parse(layer["problem"]))) + (f"\n[dim]{escape(ours['label'])}" if ours else "")
         style = "" if not ratio else "green" if ratio["low"] > 1 else "red" if ratio["high"] < 1 else ""
         values = [time_text(sides.get(side)) for side in ("ours", "cudnn")]
-        values += [number(sides[side]["us"]["median"]) if side in sides else "-" for side in ("first", "torch")]
+        others = [sides.get(side) for side in ("first", "cutlass2", "torch")]
+        values += [number(side["us"]["median"]) if side else "-" for side in others]
         values += [f"[{style}]{ratio_text(ratio)}[/]" if style else ratio_text(ratio)]
         result.add_row(name, *values, f"{ours['share']:.0%}" if ours else "-")
     return result
@@ -144,6 +146,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
                     "low": ratios["cudnn"]["low"],
                     "high": ratios["cudnn"]["high"],
                     "first": ratios.get("first", {}).get("median"),
+                    "cutlass2": ratios.get("cutlass2", {}).get("median"),
                     "torch": ratios.get("torch", {}).get("median"),
                 }
             )
