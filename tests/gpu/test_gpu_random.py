@@ -3,7 +3,7 @@ the tools of compute-sanitizer."""
 
 import pytest
 import sanitizer
-from random_kernels import SIZES, wrong
+from random_kernels import SIZES, Sample, wrong
 
 pytestmark = pytest.mark.gpu
 
@@ -13,7 +13,7 @@ KERNELS = {"cuda_conv2d": 24, "sm90_conv2d": 24}
 
 @pytest.mark.parametrize("name", SIZES)
 def test_random_kernels_solve_random_problems(name):
-    count, complaints = wrong([name], seed=0, kernels=KERNELS.get(name, 8), problems=5)
+    count, complaints = wrong([name], Sample(kernels=KERNELS.get(name, 8), problems=5))
     assert not complaints, "\n".join(complaints)
     assert count >= 30  # in all, more than 500
 

@@ -337,6 +337,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_mma_depthwise_conv2d": square_depthwise,
     "cuda_mma_se_tail": short_tail,
     "cuda_narrow_conv2d": narrow,
+    "cuda_narrow_conv2d_wgrad": lambda rng: narrow(rng).replace("conv2d", "conv2d_wgrad"),
     "cuda_patch_conv2d": patches,
     "cuda_pointwise_conv2d": short_product,
     "cuda_se_block": any_block,
@@ -395,28 +396,43 @@ class Drawn:
 def epilogue(rng: random.Random, problem: Problem) -> Epilogue:
     """Random steps around a problem's places, which only tensors' values behind the last may meet."""
     if {problem.dtype, problem.output_dtype} & set(BYTE_FORMATS):  # a result in bytes is spread by its first scale
-        return Epilogue.parse(rng.choice(("scale,bias,relu", "mul_scalar,add,store,add_scalar", "mul_scalar,silu")))
+        chain = rng.choice(("scale,bias,relu", "mul_scalar,add,store,add_scalar", "mul_scalar,silu"))
+        return Epilogue.parse(",".join([*(f"scale,bias,relu,{place}" for place in problem.anchors), chain]))
     names: list[str] = []
     for place in problem.anchors:
         names += [*rng.choices(_BEFORE, k=rng.randint(0, 2)), place]
     return Epilogue((*names, *random_epilogue(rng, broadcast=problem.broadcasts).names))
 
 
-def drawn(
-    name: str, arch: Architecture, target: str, seed: int, kernels: int, problems: int, largest: float = math.inf
-) -> Iterator[Drawn]:
-    """Some random problems for each of some random kernels of a family, always the same for a seed.
+@dataclass(frozen=True)
+class Sample:
+    """How many kernels and problems are drawn.
 
-    largest: FLOPs of the largest problem. The kernels do not depend on it.
+    Attributes:
+        seed: The same seed gives the same kernels and problems.
+        kernels: Kernels of each family.
+        problems: Problems of each kernel.
+        largest: FLOPs of the largest problem. The kernels do not depend on it.
+        dtypes: Only these; all if empty. A family that has none of them is left out.
     """
+
+    seed: int = 0
+    kernels: int = 2
+    problems: int = 2
+    largest: float = math.inf
+    dtypes: tuple[str, ...] = ()
+
+
+def drawn(name: str, arch: Architecture, target: str, sample: Sample) -> Iterator[Drawn]:
+    """Some random problems for each of some random kernels of a family."""
     found = family(name)
-    dtypes = [dtype for dtype in arch.dtypes if dtype in found.dtypes]
-    for i in range(kernels):
-        rng, dtype = random.Random(f"{name} {seed} {i}"), dtypes[i % len(dtypes)]
+    dtypes = [dtype for dtype in sample.dtypes or arch.dtypes if dtype in found.dtypes and dtype in arch.dtypes]
+    for i in range(sample.kernels if dtypes else 0):
+        rng, dtype = random.Random(f"{name} {sample.seed} {i}"), dtypes[i % len(dtypes)]
         chosen = (_kernel(found, arch, target, rng, dtype) for _ in range(_TRIES))
         kernel = next((kernel for kernel in chosen if kernel), None)
         assert kernel, f"{name} fits no random problem in {dtype}"
-        yield from islice(_served(kernel, arch, rng, largest), problems)
+        yield from islice(_served(kernel, arch, rng, sample.largest), sample.problems)
 
 
 def _kernel(found: AnyFamily, arch: Architecture, target: str, rng: random.Random, dtype: str) -> Kernel | None:
@@ -480,12 +496,12 @@ def _least_exact(problem: Problem) -> str:
     return max(problem.dtype, problem.output_dtype, key=lambda dtype: LIMIT.get(dtype, 0))
 
 
-def every(names: Sequence[str], seed: int, kernels: int, problems: int, largest: float = math.inf) -> list[Drawn]:
+def every(names: Sequence[str], sample: Sample) -> list[Drawn]:
     """Draw from all families of these names that the first GPU can run."""
     target = device_target(torch.device("cuda:0"))
     arch = of_capability(int(target.removeprefix("sm_")))
     names = [name for name in names if arch.name in family(name).architectures]
-    return [found for name in names for found in drawn(name, arch, target, seed, kernels, problems, largest)]
+    return [found for name in names for found in drawn(name, arch, target, sample)]
 
 
 def built(found: Sequence[Drawn]) -> dict[Kernel, Path]:
@@ -493,11 +509,9 @@ def built(found: Sequence[Drawn]) -> dict[Kernel, Path]:
     return built_paths((one.kernel for one in found), len(os.sched_getaffinity(0)))
 
 
-def wrong(
-    names: Sequence[str], seed: int, kernels: int, problems: int, largest: float = math.inf
-) -> tuple[int, list[str]]:
+def wrong(names: Sequence[str], sample: Sample) -> tuple[int, list[str]]:
     """Draw, build and solve: the number of problems, and what is wrong with which results."""
-    drawn_ones = every(names, seed, kernels, problems, largest)
+    drawn_ones = every(names, sample)
     paths_of = built(drawn_ones)
     complaints = []
     for number, found in enumerate(drawn_ones):
@@ -543,19 +557,22 @@ def unaligned_barriers() -> Iterator[None]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("families", nargs="*", default=sorted(SIZES))
-    parser.add_argument("--kernels", type=int, default=2, help="of each family")
-    parser.add_argument("--problems", type=int, default=2, help="of each kernel")
+    parser.add_argument("--kernels", type=int, default=Sample.kernels, help="of each family")
+    parser.add_argument("--problems", type=int, default=Sample.problems, help="of each kernel")
+    parser.add_argument("--dtypes", nargs="*", default=[], help="only these")
     parser.add_argument("--largest", type=float, default=math.inf, help="FLOPs of the largest problem")
     parser.add_argument("--unaligned", action="store_true", help="barriers in their unaligned form, for synccheck")
     parser.add_argument("--build", action="store_true", help="build the kernels, and no more")
     options = parser.parse_args()
-    sample = (0, options.kernels, options.problems, options.largest)
+    sample = Sample(
+        kernels=options.kernels, problems=options.problems, largest=options.largest, dtypes=tuple(options.dtypes)
+    )
     total, failed = 0, 0
     with unaligned_barriers() if options.unaligned else nullcontext():
-        built(every(options.families, *sample))
+        built(every(options.families, sample))
         for name in [] if options.build else options.families:
             started = time.monotonic()
-            count, complaints = wrong([name], *sample)
+            count, complaints = wrong([name], sample)
             took = time.monotonic() - started
             print(f"{name}: {count} problems, {len(complaints)} wrong, {took:.1f} s", *complaints, sep="\n", flush=True)
             total, failed = total + count, failed + len(complaints)
