@@ -19,6 +19,9 @@ _COLUMNS, _ROW_BYTES = tuple(range(32, 257, 32)), (32, 64, 128)
 _REGISTERS = {1: 128, 2: 232, 3: 160}
 """Registers of a thread that multiplies, by warpgroups: those of pointwise_pair.cuh."""
 _OTHER_REGISTERS = 24  # addresses and the like: with fewer, kernels spill some hundred bytes
+_PRODUCT_REGISTERS = 30
+"""Registers that ptxas asks for beside the sums of a product. They must fit those that the launch gives each thread,
+which are fewer than a multiplying thread has later."""
 _ALIGNMENT, _BARRIER_BYTES = 1024, 8
 _MAX_WEIGHT_SLOTS = 6  # more filters ahead do not hide more
 
@@ -96,6 +99,8 @@ def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilo
         yield require(epilogue.anchors == PointwisePair.anchors, "the epilogue must have the step conv")
         taken, most = shape.registers(epilogue), _REGISTERS[shape.groups]
         yield require(taken <= most, f"sums and operands of a thread must fit {most} registers; they take {taken}")
+        given, product = arch.sm_registers // (128 * (shape.groups + 1)), shape.columns // 2 + _PRODUCT_REGISTERS
+        yield require(product <= given, f"a product must fit {given} registers of a thread; it takes {product}")
         least = _ALIGNMENT + shape.slot_bytes(1) + shape.weight_bytes(1)
         yield require(
             least <= arch.block_shared, f"a block must fit {arch.block_shared} bytes of shared memory; it takes {least}"
