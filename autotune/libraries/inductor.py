@@ -185,7 +185,24 @@ def _graph(
         result = graph.call_function(aten.permute.default, (result, [0, 2, 3, 1]))
     graph.call_function(aten.copy_.default, (output, result))
     graph.output(())
-    return fx.GraphModule(root, graph), examples
+    module = fx.GraphModule(root, graph)
+    if device.type == "cuda":
+        _store_filters_channels_last(module)
+    return module, examples
+
+
+def _store_filters_channels_last(module: fx.GraphModule) -> None:
+    """Store filters as images are, channels last, so that no run converts them.
+
+    Inductor does so itself, but not in a network with grouped convolutions.
+    """
+    aten = torch.ops.aten
+    for node in module.graph.nodes:
+        readers = [user for user in node.users if user.target in (aten.convolution.default, aten.conv2d.default)]
+        if node.op == "get_attr" and readers and len(readers) == len(node.users):
+            parameter = module.get_parameter(node.target)
+            if parameter.dim() == 4 and all(user.args[1] is node for user in readers):
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
 
 
 def _channels_last_images(problem: TorchCall, constants: Tensors, device: torch.device) -> dict[str, torch.Tensor]:
