@@ -55,8 +55,8 @@ def compile_step(
     """
     use(winners)
     rewrite_norms(graph_module, winners.database, device)
-    rewrite = Rewrite(winners)
     reason = inductor.why_unavailable(device) if inductor.is_wanted() else f"{inductor.SWITCH} is 0"
+    rewrite = Rewrite(winners, is_compiled=reason is None)
     if reason is None:
         from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 

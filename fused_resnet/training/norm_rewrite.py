@@ -72,10 +72,10 @@ def rewrite_norms(graph_module: fx.GraphModule, database: str, device: torch.dev
             running += _replace_norm(node, database, device)
         elif node.target in MAX_POOLS:
             _replace_pool(node, database, device)
-    if running:
-        with graph.inserting_before(next(node for node in graph.nodes if node.op == "output")):
-            for group in _groups(running):
-                _add_update(graph, group)
+    with graph.inserting_before(next(node for node in graph.nodes if node.op == "output")):
+        for group in _groups(running):
+            _add_update(graph, group)
+        _join_counters(graph)
     graph_module.recompile()
 
 
@@ -187,6 +187,22 @@ def _add_update(graph: fx.Graph, group: Sequence[_Running]) -> None:
         [getattr(one, name) for one in group] for name in ("mean", "variance", "statistics")
     )
     graph.call_function(update_running, (means, variances, statistics, group[0].momentum))
+
+
+def _join_counters(graph: fx.Graph) -> None:
+    """Count the batches of all batch norms by one operator, where each counter has no other reader."""
+    counted: dict[torch.device, list[fx.Node]] = {}
+    for node in graph.nodes:
+        counter: Any = node.args[0] if node.args else None
+        if node.op == "call_method" and node.target == "add_" and node.args[1:] == (1,) and not node.kwargs:
+            buffer = _value(counter)
+            if not node.users and list(counter.users) == [node] and buffer is not None and buffer.dtype == torch.int64:
+                counted.setdefault(buffer.device, []).append(node)
+    for nodes in counted.values():
+        if len(nodes) > 1:
+            graph.call_function(torch._foreach_add_, ([node.args[0] for node in nodes], 1))
+            for node in nodes:
+                graph.erase_node(node)
 
 
 def update_running(

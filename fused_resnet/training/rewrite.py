@@ -12,6 +12,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 
 from fused_resnet.training.bound_problem import can_solve
 from fused_resnet.training.channels_last import ChannelsLast, channels_last
+from fused_resnet.training.joined_weights import join_conversions, join_packings
 from fused_resnet.training.kernel_calls import packed, want_channels_last
 from fused_resnet.training.nodes import call, result, value
 from fused_resnet.training.norm_fusion import NormFusion
@@ -29,10 +30,11 @@ class Rewrite(CustomGraphPass):
 
     Args:
         winners: The kernels.
+        is_compiled: Whether a compiler reads the graphs. It chooses the layout of packed weights, and joins operators.
     """
 
-    def __init__(self, winners: Winners) -> None:
-        self._winners = winners
+    def __init__(self, winners: Winners, is_compiled: bool) -> None:
+        self._winners, self._is_compiled = winners, is_compiled
 
     def uuid(self) -> Any:
         """Return what the rewritten graphs depend on beside the graphs; None if that has no text."""
@@ -67,6 +69,9 @@ class Rewrite(CustomGraphPass):
         for node in list(graph.nodes):
             self._norms.join_normalizations(node)
         self._layouts.order()
+        join_conversions(graph)
+        if self._is_compiled:
+            join_packings(graph)
         _move_saved_to_their_inputs(graph)
 
     def _replace(self, node: fx.Node, wanted: Sequence[Pass]) -> None:
