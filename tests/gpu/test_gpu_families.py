@@ -99,6 +99,12 @@ PROBLEMS = {
         "conv2d n=3 h=21 w=25 c=4 k=72 r=3 s=3 pad=1 dtype={} epilogue=bias,silu,add,scale",
         "conv2d n=1 h=9 w=66 c=1 k=16 r=5 s=5 stride=2 pad=2 dtype={} epilogue=none",
     ],
+    "cuda_narrow_conv2d_wgrad": [
+        "conv2d_wgrad n=5 h=38 w=60 c=3 k=64 r=7 s=7 stride=2 pad=3 dtype={} epilogue=none",
+        "conv2d_wgrad n=3 h=21 w=25 c=4 k=72 r=3 s=3 pad=1 dtype={} epilogue=mul_scalar",
+        "conv2d_wgrad n=33 h=9 w=66 c=1 k=16 r=5 s=5 stride=2 pad=2 dtype={} epilogue=scale,add",
+        "conv2d_wgrad n=2 h=19 w=41 c=3 k=24 r=5 s=5 pad=2 dtype={} epilogue=none",
+    ],
     "cuda_pointwise_conv2d": [
         "conv2d n=3 h=7 w=5 c=72 k=136 dtype={} epilogue=bias,add,relu",
         "gemm m=1000 n=520 k=256 dtype={} epilogue=bias,relu,store,add_scalar",

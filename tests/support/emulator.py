@@ -78,6 +78,8 @@ _PTX = {
     "cp.async.wait_all": "emu::commit_copies(), emu::wait_for_copies(0);",
     "setmaxnreg": "",
     "ldmatrix": "emu::load_matrices(to, row);",
+    "ldmatrix.sync.aligned.m8n8.x4.trans": "emu::load_matrices_transposed(to, row);",
+    "ldmatrix.sync.aligned.m8n8.x2.trans": "emu::load_matrices_transposed(to, row);",
     "stmatrix": "emu::store_matrices(row, words);",
     "mma.sync.aligned.m16n8k16.row.col.f32.f16": "emu::multiply_warp<half>(d, a, b0, b1);",
     "mma.sync.aligned.m16n8k16.row.col.f32.bf16": "emu::multiply_warp<bfloat16>(d, a, b0, b1);",
@@ -86,6 +88,7 @@ _PTX = {
     "wgmma.wait_group": "emu::wait_for_products(pending);",
     "wgmma.mma_async": "emu::multiply<Element>(d, a, b, accumulate);",
     "p, 1, 1, 1, 1;\\n}": "emu::multiply_transposed<Element>(d, a, b, accumulate);",
+    ", p, 1, 1, 1;\\n}": "emu::multiply_transposed<Element>(d, a, b, accumulate);",
 }
 """A piece of PTX that tells an instruction from others -> what stands for it; empty: it orders, computes nothing."""
 

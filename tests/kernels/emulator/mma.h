@@ -48,6 +48,18 @@ void load_matrices(uint32_t (&to)[N], uint32_t row) {
   }
 }
 
+// ldmatrix.trans: a thread receives two elements of a column.
+template <int N>
+void load_matrices_transposed(uint32_t (&to)[N], uint32_t row) {
+  const auto rows = gathered(row);
+  for (int i = 0; i < N; ++i)
+    for (int e = 0; e < 2; ++e) {
+      const uint32_t address = (uint32_t)rows[8 * i + lane() % 4 * 2 + e];
+      if (address % 16) fail("ldmatrix from " + std::to_string(address));
+      std::memcpy((char*)&to[i] + 2 * e, (char*)generic(address) + 2 * (lane() / 4), 2);
+    }
+}
+
 // stmatrix.trans: a thread's two elements of a row are stored to a column.
 inline void store_matrices(uint32_t row, const uint32_t (&words)[4]) {
   const auto rows = gathered(row);

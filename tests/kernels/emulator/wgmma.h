@@ -20,12 +20,14 @@ float value_at(const char* memory, uint32_t low, uint32_t high, int row, int k) 
   return (float)v;
 }
 
-// The same of an operand that is contiguous along its rows.
+// The same of an operand that is contiguous along its rows: in swizzled lines of 128 bytes, or in lines of 16 bytes.
 template <typename Element>
 float transposed_value_at(const char* memory, uint32_t low, uint32_t high, int row, int k) {
-  if (high >> 30 != 1) fail("an operand along its rows needs rows of 128 bytes");
-  const uint32_t start = (low & 0x3fff) << 4, chunk = (low >> 16 & 0x3fff) << 4, group = (high & 0x3fff) << 4;
-  const uint32_t address = swizzled(start + row / 64 * chunk + k / 8 * group + k % 8 * 128 + row % 64 * 2, 128);
+  if (high >> 30 > 1) fail("an operand along its rows needs lines of 128 bytes or of 16");
+  const uint32_t start = (low & 0x3fff) << 4, leading = (low >> 16 & 0x3fff) << 4, group = (high & 0x3fff) << 4;
+  const uint32_t address = high >> 30
+                               ? swizzled(start + row / 64 * leading + k / 8 * group + k % 8 * 128 + row % 64 * 2, 128)
+                               : start + row / 8 * group + k / 8 * leading + k % 8 * 16 + row % 8 * 2;
   Element v;
   std::memcpy((void*)&v, memory + address, sizeof v);
   return (float)v;
@@ -101,7 +103,8 @@ void multiply_transposed(float (&d)[N], uint64_t a, uint64_t b, int accumulate) 
 
 // Operand A in registers: four neighbouring lanes hold a row.
 template <typename Element, typename Sum, int N>
-void multiply(Sum (&d)[N], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+void multiply(Sum (&d)[N], const uint32_t (&a)[4], uint64_t b, int accumulate,
+              float (*value)(const char*, uint32_t, uint32_t, int, int) = value_at<Element>) {
   constexpr int kElements = 4 / sizeof(Element);  // of a register
   Rows left;
   for (int i = 0; i < 4; ++i)
@@ -111,7 +114,11 @@ void multiply(Sum (&d)[N], const uint32_t (&a)[4], uint64_t b, int accumulate) {
       std::memcpy((void*)v, &word, sizeof v);
       for (int e = 0; e < kElements; ++e) left.of[i % 2][kElements * (4 * (i / 2) + from) + e] = (float)v[e];
     }
-  multiply_rows<Element>(d, [=] { return left; }, b, accumulate);
+  multiply_rows<Element>(d, [=] { return left; }, b, accumulate, value);
+}
+template <typename Element, int N>
+void multiply_transposed(float (&d)[N], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  multiply<Element>(d, a, b, accumulate, transposed_value_at<Element>);
 }
 
 inline void commit_products() {
