@@ -1,8 +1,8 @@
 """Packs databases for shipping: the best candidates of every problem and device, and the newest plans.
 
 A packed database also keeps the fastest candidate of each library, such as torch's operator: a training step runs on a
-kernel only if that is known to be faster. And it keeps the measurements that the plans name, which tell the problems of
-their layers.
+kernel only if that is known to be faster. It keeps the fastest candidate of all even if a run ended before its finals,
+and the measurements that the plans name, which tell the problems of their layers.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _needed(store: Store) -> Snapshot:
     for device in store.devices():
         for problem in store.problems():
             timed = store.measurements(device, problem.text, "ok")
-            measurements |= {row.id for row in _best(ranked(timed))}
+            measurements |= {row.id for row in (*_best(ranked(timed)), *ranked(timed, finals_first=False)[:1])}
             measurements |= {row.id for row in timed if _candidate(row) in named}
     snapshot = read(store)
     snapshot["measurement"] = [row for row in snapshot["measurement"] if row["id"] in measurements]

@@ -196,7 +196,8 @@ def test_packing_several_keeps_the_best_of_each(tmp_path):
                 for problem in store.problems():
                     ranking = store.ranking(device, problem.text)
                     libraries = [row for row in ranking if row.kernel.library_id is None][:1]  # all of one family
-                    wanted = [row.median_us for row in ranking if row in [*ranking[:KEPT], *libraries]]
+                    fastest = min(ranking, key=lambda row: row.median_us, default=None)
+                    wanted = [row.median_us for row in ranking if row in [*ranking[:KEPT], *libraries, fastest]]
                     assert [row.median_us for row in packed.ranking(there, problem.text)] == wanted
                 for network in ("net n=1", "net n=2"):
                     mine, its = store.plan(device, network), packed.plan(there, network)
@@ -206,6 +207,22 @@ def test_packing_several_keeps_the_best_of_each(tmp_path):
         assert packed.counts()["plan"] == 4
         used = {row.library_id for row in packed.kernels("sm_90")} - {None}
         assert len(used) == packed.counts()["library"]
+
+
+def test_packing_keeps_the_fastest_candidate_of_a_run_that_ended_before_its_finals(tmp_path):
+    problem = CONV.format(n=1)
+    with Store.create(tmp_path / "all.db") as store:
+        device = store.put_device("d", "sm_90", flops_per_us=1.0, bytes_per_us=1.0, details={})
+        library = store.put_library(b"binary", compiler="c", **LIBRARY)
+        for us in range(10, 20):
+            kernel = store.put_kernel(identity(json.dumps({"a": us})), symbol="s", library_id=library.id)
+            store.put_measurement(
+                device_id=device.id, problem_id=store.put_problem(problem).id, kernel_id=kernel.id, launch={"z": 1},
+                status="ok", median_us=float(us), final=us > 14,
+            )  # fmt: skip
+    pack([tmp_path / "all.db"], tmp_path / "packed.db")
+    with Store.open(tmp_path / "packed.db") as packed:
+        assert [row.median_us for row in packed.ranking(packed.device("d"), problem)] == [15, 16, 17, 10]
 
 
 def test_packing_keeps_the_measurements_that_plans_name(tmp_path):
