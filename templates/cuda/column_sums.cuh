@@ -2,6 +2,7 @@
 // a block combine theirs, the last block of a slab those of all blocks. The order of additions is fixed, so the same
 // input gives the same bits.
 #pragma once
+#include "cuda/last_block.cuh"
 #include "cuda/pixel_columns.cuh"
 
 namespace at {
@@ -59,7 +60,7 @@ struct ColumnSums {
       store(part.first, parts + (int64_t)plan.split * 2 * plan.c);
       store(part.second, parts + ((int64_t)plan.split * 2 + 1) * plan.c);
     }
-    if (!is_last((int*)workspace + plan.slab, plan.splits, (int*)shared + kFlag)) return false;
+    if (!is_last_block((int*)workspace + plan.slab, plan.splits, (int*)shared + kFlag)) return false;
     part = Part();
     if (plan.has_channels()) {
       if constexpr (Moments) load(start, parts);
@@ -138,20 +139,6 @@ struct ColumnSums {
 #pragma unroll
       for (int e = 0; e < kVector; ++e) part.first[e] += from[e], part.second[e] += from[kVector + e];
     }
-  }
-
-  // Counts this block; true in the last of the blocks of a slab. It resets the counter for the next launch.
-  AT_DEVICE static bool is_last(int* counter, int blocks, int* flag) {
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      const int arrived = atomicAdd(counter, 1);
-      if (arrived == blocks - 1) *counter = 0;
-      *flag = arrived == blocks - 1;
-    }
-    __syncthreads();
-    __threadfence();
-    return *flag;
   }
 };
 

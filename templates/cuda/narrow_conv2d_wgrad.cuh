@@ -21,6 +21,7 @@
 #include "common/ptx/tma.cuh"
 #include "common/ptx/wgmma.cuh"
 #include "common/transposed_matrices.cuh"
+#include "cuda/last_block.cuh"
 
 namespace at {
 
@@ -346,11 +347,11 @@ struct NarrowWgrad {
     total((const float4*)own, 1, store_in(blocks + (int64_t)blockIdx.x * (kSums / 4)));
     const int group = blockIdx.x / kGroupBlocks, first = group * kGroupBlocks;
     const int members = min(kGroupBlocks, x.blocks - first);
-    if (!is_last(counters + group, members, flag)) return;
+    if (!is_last_block(counters + group, members, flag)) return;
     const float4* const of_group = blocks + (int64_t)first * (kSums / 4);
     if (x.groups == 1) return total(of_group, members, store_total);
     total(of_group, members, store_in(groups + (int64_t)group * (kSums / 4)));
-    if (is_last(counters + x.groups, x.groups, flag)) total(groups, x.groups, store_total);
+    if (is_last_block(counters + x.groups, x.groups, flag)) total(groups, x.groups, store_total);
   }
 
   // Adds up `count` arrays of sums; calls store(i, v) for the four from 4 i on.
@@ -377,20 +378,6 @@ struct NarrowWgrad {
       Config::apply(one, x.p.p, x.scalars, element % kChannels, offset);
       store(one, (Element*)x.p.p[kDwOperand] + offset);
     }
-  }
-
-  // Counts this block; true in the last one. It resets the counter for the next launch.
-  AT_DEVICE static bool is_last(int* counter, int blocks, int* flag) {
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      const int arrived = atomicAdd(counter, 1);
-      if (arrived == blocks - 1) *counter = 0;
-      *flag = arrived == blocks - 1;
-    }
-    __syncthreads();
-    __threadfence();
-    return *flag;
   }
 };
 

@@ -9,8 +9,9 @@ from typing import TypeVar
 
 from autotune.core import Architecture, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
+from autotune.families.cuda.rules import resident_rules
 from autotune.families.rules import Rules, first_unmet, require
-from autotune.ir import Conv2d, Epilogue, Stem
+from autotune.ir import Conv2d, Conv2dWgrad, Epilogue, Stem
 
 P = TypeVar("P", Conv2d, Stem)
 
@@ -146,17 +147,10 @@ def _shape_rules(x: FewChannelsShape, arch: Architecture) -> Rules:
         x.resident * x.threads * x.registers <= arch.sm_registers,
         f"the resident blocks must fit the {arch.sm_registers} registers of an SM",
     )
-    yield require(
-        x.resident * (x.shared_bytes + arch.reserved_shared) <= arch.sm_shared,
-        f"the resident blocks must fit the {arch.sm_shared} bytes of shared memory of an SM",
-    )
-    yield require(
-        x.shared_bytes <= arch.block_shared,
-        f"a block must fit {arch.block_shared} bytes of shared memory; it takes {x.shared_bytes}",
-    )
+    yield from resident_rules(arch, x.resident, x.shared_bytes)
 
 
-def window_rules(problem: Conv2d | Stem, strides: tuple[int, ...]) -> Rules:
+def window_rules(problem: Conv2d | Conv2dWgrad | Stem, strides: tuple[int, ...]) -> Rules:
     """Yield what a problem's window and channels must be; strides: those that the kernels have."""
     yield require(
         problem.stride[0] in strides and problem.stride[0] == problem.stride[1],

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from autotune.core import Architecture, ceil_div, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.families.cuda import few_channels
+from autotune.families.cuda.rules import resident_rules
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import Conv2dWgrad, Epilogue
 
@@ -113,14 +114,7 @@ def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilo
         yield require(x.parts <= x.tile_q // 16, f"a strip must have 16 pixels for each of the {x.parts} parts")
         most = min(_MAX_REGISTERS, arch.sm_registers // (x.resident * x.threads))
         yield require(x.registers <= most, f"a thread must fit {most} registers; it takes {x.registers}")
-        yield require(
-            x.resident * (x.shared_bytes + arch.reserved_shared) <= arch.sm_shared,
-            f"the resident blocks must fit the {arch.sm_shared} bytes of shared memory of an SM",
-        )
-        yield require(
-            x.shared_bytes <= arch.block_shared,
-            f"a block must fit {arch.block_shared} bytes of shared memory; it takes {x.shared_bytes}",
-        )
+        yield from resident_rules(arch, x.resident, x.shared_bytes)
 
     return first_unmet(rules())
 

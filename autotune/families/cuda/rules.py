@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.core import Architecture
-from autotune.families.rules import require
+from autotune.families.rules import Rules, require
 from autotune.ir import DTYPES, Conv2d, Pool2d
 
 _ACCESS_BYTES = 16  # of the widest load and store of a thread: CUDA C++ Programming Guide, "Device Memory Accesses"
@@ -28,6 +28,15 @@ def require_shared(arch: Architecture, size: int) -> str | None:
     return require(
         size <= arch.block_shared, f"a block must fit {arch.block_shared} bytes of shared memory; it takes {size}"
     )
+
+
+def resident_rules(arch: Architecture, resident: int, shared_bytes: int) -> Rules:
+    """Yield that the shared memory of `resident` blocks fits an SM, and that of one block what a block may have."""
+    yield require(
+        resident * (shared_bytes + arch.reserved_shared) <= arch.sm_shared,
+        f"the resident blocks must fit the {arch.sm_shared} bytes of shared memory of an SM",
+    )
+    yield require_shared(arch, shared_bytes)
 
 
 def require_whole_vectors(channels: int, vector: int) -> str | None:

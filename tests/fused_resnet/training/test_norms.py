@@ -12,6 +12,9 @@ from training_networks import Normed, images, relative_error
 
 from autotune.ir import parse
 from fused_resnet.training import step_problems
+from fused_resnet.training.bound_problem import use
+from fused_resnet.training.norm_rewrite import rewrite_norms
+from fused_resnet.training.winners import Winners
 from fused_resnet.tuning import TuneLimits, create, tune_step
 
 pytestmark = [
@@ -189,6 +192,21 @@ def test_what_is_not_alike_is_left_to_torch(norm_db, solved, kind, count):
         tune_step(kind.__name__, found, torch.device("cpu"), norm_db, TuneLimits(trials=1, budget="10m"))
     assert_trains_as_torch(trained, norm_db)
     assert sum(text.startswith("batch_norm_statistics ") for text in solved) == 2 * count
+
+
+def test_batches_are_counted_together(norm_db):
+    """The graph that is differentiated has one addition for all counters; test_a_step_... compares their values."""
+    graphs = []
+
+    def backend(module, _):
+        use(Winners(norm_db))
+        rewrite_norms(module, norm_db, torch.device("cpu"))
+        graphs.append(module)
+        return module.forward
+
+    torch.compile(network(), backend=backend)(images())
+    counted = [node for node in graphs[0].graph.nodes if "num_batches_tracked" in str(node.args)]
+    assert [node.target for node in counted] == [torch._foreach_add_]
 
 
 def test_one_value_in_a_channel_is_refused_as_in_torch(norm_db):
