@@ -141,14 +141,12 @@ def bind(
     slots = {key: value.index for key, value in tensors.items() if isinstance(value, TensorSlot)}
     fixed = {key: value for key, value in tensors.items() if isinstance(value, torch.Tensor)}
     if candidate.family == inductor.FAMILY:
-        compiled = _bind_inductor(candidate, problem, fixed, device)
-        return BoundStep(name, function=lambda given: compiled(_tensors_in_slots(problem, slots, given)))
+        return _called(name, problem, slots, _bind_inductor(candidate, problem, fixed, device))
     if candidate.binary is None:
-        run = aten.bind(problem, json.loads(candidate.config), fixed, scalars)
-        return BoundStep(name, function=lambda given: run(_tensors_in_slots(problem, slots, given)))
+        return _called(name, problem, slots, aten.bind(problem, json.loads(candidate.config), fixed, scalars))
     if candidate.kind == cudnn_names.KIND:
-        replay = _bind_cudnn_plan(candidate, candidate.binary, problem, fixed, scalars, device)
-        return BoundStep(name, function=lambda given: replay(_tensors_in_slots(problem, slots, given)))
+        plan = _bind_cudnn_plan(candidate, candidate.binary, problem, fixed, scalars, device)
+        return _called(name, problem, slots, plan)
 
     library = load(candidate.binary, device.index or 0)
     prepared = library.prepare(
@@ -167,16 +165,22 @@ def bind(
     return BoundStep(name, prepared, pointers, keep=keep)
 
 
-def _tensors_in_slots(
-    problem: Problem, slots: Mapping[str, int], given: Sequence[torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Return the tensors in slots by operand name, each viewed in the operand's shape.
+def _called(name: str, problem: Problem, slots: Mapping[str, int], function: Callable[[Tensors], object]) -> BoundStep:
+    """Return a step that calls a function with the tensors in slots, by operand name, each in the operand's shape.
 
     Layers may disagree on the shape of an activation: an image (n, 1, 1, c) for one is a matrix (n, c) for another.
     """
     shapes = {operand.name: operand.shape for operand in problem.operands()}
-    tensors = {key: given[index] for key, index in slots.items()}
-    return {key: t if t.shape == shapes[key] else t.view(shapes[key]) for key, t in tensors.items()}
+    places = [(key, index, shapes[key]) for key, index in slots.items()]
+
+    def run(given: Sequence[torch.Tensor]) -> None:
+        tensors = {}
+        for key, index, shape in places:
+            tensor = given[index]
+            tensors[key] = tensor if tensor.shape == shape else tensor.view(shape)
+        function(tensors)
+
+    return BoundStep(name, function=run)
 
 
 def _bind_inductor(
