@@ -26,7 +26,7 @@ _MAX_REGISTERS = 255
 
 @dataclass(frozen=True)
 class _Shape:
-    """A config by name, and what the header derives from it."""
+    """A config by name, and what the header derives from it; FAMILY.parameters say what the values mean."""
 
     wgmma: bool
     filter: int
@@ -165,7 +165,8 @@ def _launches(problem: Conv2dWgrad, config: Config, arch: Architecture) -> list[
 def _cost(problem: Conv2dWgrad, config: Config, arch: Architecture) -> float:
     """Estimate cycles: the rows of an SM, bound by products or by loads, then the sums of all blocks.
 
-    The 20 bytes a cycle that an SM loads, its 500 cycles of latency and the 3000 of the end are estimates, not fitted.
+    The 20 bytes a cycle that an SM loads, its 1000 cycles of latency, the 300 that blocks wait at a row's barrier, and
+    the 3000 and 4 bytes a cycle of the end are estimates, not fitted.
     """
     x = _Shape.from_config(config)
     rows = problem.n * x.strips(problem) * problem.p * ceil_div(problem.k, x.tile_k)
