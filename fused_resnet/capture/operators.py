@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -28,11 +28,7 @@ from fused_resnet.capture.lower import Lowering, buffer
 from fused_resnet.capture.pixel_operators import PIXEL_HANDLERS
 from fused_resnet.capture.squeeze_excite import squeeze_excite
 from fused_resnet.capture.trace import arguments, name_of
-
-
-def _pair(value: int | Sequence[int]) -> tuple[int, int]:
-    values = (value,) if isinstance(value, int) else tuple(value)
-    return (values[0], values[-1])
+from fused_resnet.torch_arguments import pair
 
 
 def _conv2d(lowering: Lowering, node: fx.Node) -> bool:
@@ -43,7 +39,7 @@ def _conv2d(lowering: Lowering, node: fx.Node) -> bool:
     if x is None or weight is None or len(x.shape) != 4:
         return False
     k, _, r, s = weight.shape
-    dilation = _pair(given["dilation"])
+    dilation = pair(given["dilation"])
     pad = given["padding"]
     if isinstance(pad, str):
         whole = [d * (extent - 1) if pad == "same" else 0 for d, extent in zip(dilation, (r, s), strict=True)]
@@ -54,7 +50,7 @@ def _conv2d(lowering: Lowering, node: fx.Node) -> bool:
 
     def problem() -> Problem:
         return Conv2d(
-            n=n, h=h, w=w, c=c, k=k, r=r, s=s, stride=_pair(given["stride"]), pad=_pair(pad), dilation=dilation,
+            n=n, h=h, w=w, c=c, k=k, r=r, s=s, stride=pair(given["stride"]), pad=pair(pad), dilation=dilation,
             groups=given["groups"], dtype=lowering.dtype,
         )  # fmt: skip
 
@@ -73,8 +69,8 @@ def _conv_transpose2d(lowering: Lowering, node: fx.Node) -> bool:
 
     def problem() -> Problem:
         made = Conv2dDgrad(
-            n=n, h=h, w=w, c=group_c * given["groups"], k=k, r=r, s=s, stride=_pair(given["stride"]),
-            pad=_pair(given["padding"]), dilation=_pair(given["dilation"]), groups=given["groups"],
+            n=n, h=h, w=w, c=group_c * given["groups"], k=k, r=r, s=s, stride=pair(given["stride"]),
+            pad=pair(given["padding"]), dilation=pair(given["dilation"]), groups=given["groups"],
             dtype=lowering.dtype,
         )  # fmt: skip
         if (made.p, made.q) != (p, q):
@@ -147,7 +143,7 @@ def _product(
 
 def _max_pool2d(lowering: Lowering, node: fx.Node) -> bool:
     given = arguments(node)
-    if _pair(given["dilation"]) != (1, 1):
+    if pair(given["dilation"]) != (1, 1):
         return False
     return _pool(lowering, node, lambda sizes: MaxPool2d(**sizes, ceil=int(given["ceil_mode"])))
 
@@ -156,7 +152,7 @@ def _avg_pool2d(lowering: Lowering, node: fx.Node) -> bool:
     given = arguments(node)
     x = lowering.value(given["self"])
     uneven = given["ceil_mode"] and x and tuple(node.meta["val"].shape[2:]) != _floored(given, x.shape)
-    padded, counted = _pair(given["padding"]) != (0, 0), given["count_include_pad"]
+    padded, counted = pair(given["padding"]) != (0, 0), given["count_include_pad"]
     if given["divisor_override"] or (uneven and padded and counted):
         return False
     if uneven or (padded and not counted):
@@ -166,27 +162,27 @@ def _avg_pool2d(lowering: Lowering, node: fx.Node) -> bool:
 
 def _floored(given: dict[str, Any], shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return height and width of a pool's output without ceil_mode."""
-    kernel, pad = _pair(given["kernel_size"]), _pair(given["padding"])
-    stride = _pair(given["stride"] or kernel)
+    kernel, pad = pair(given["kernel_size"]), pair(given["padding"])
+    stride = pair(given["stride"] or kernel)
     sizes = zip(shape[2:], kernel, stride, pad, strict=True)
     return tuple((size + 2 * p - k) // step + 1 for size, k, step, p in sizes)
 
 
 def _pool(lowering: Lowering, node: fx.Node, make: Callable[[dict[str, Any]], Problem]) -> bool:
     given = arguments(node)
-    kernel = _pair(given["kernel_size"])
+    kernel = pair(given["kernel_size"])
     window = {
         "r": kernel[0],
         "s": kernel[1],
-        "stride": _pair(given["stride"] or kernel),
-        "pad": _pair(given["padding"]),
+        "stride": pair(given["stride"] or kernel),
+        "pad": pair(given["padding"]),
     }
     return _of_image(lowering, node, lambda sizes: make({**sizes, **window}))
 
 
 def _adaptive_avg_pool2d(lowering: Lowering, node: fx.Node) -> bool:
     given = arguments(node)
-    x, (p, q) = lowering.value(given["self"]), _pair(given["output_size"])
+    x, (p, q) = lowering.value(given["self"]), pair(given["output_size"])
     if x is None or len(x.shape) != 4:
         return False
     h, w = x.shape[2:]

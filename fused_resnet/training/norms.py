@@ -29,7 +29,8 @@ from autotune.ir import (
     MaxPool2dGradient,
     Problem,
 )
-from fused_resnet.training.passes import dtype_name, pair
+from fused_resnet.torch_arguments import pair
+from fused_resnet.training.passes import dtype_name
 
 Tensor = torch.Tensor
 BATCH_NORM = F.batch_norm

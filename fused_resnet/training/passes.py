@@ -22,6 +22,7 @@ from autotune.ir import (
     Convolution,
     tensor_dtype_name,
 )
+from fused_resnet.torch_arguments import pair
 
 FORWARD = torch.ops.aten.convolution.default
 """(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups) -> y."""
@@ -128,11 +129,6 @@ def _pass(
     except ProblemError:
         return None
     return Pass(problem, operands, result)
-
-
-def pair(value: int | Sequence[int]) -> tuple[int, int]:
-    """Return the numbers of height and width of an argument of torch, which may be one number for both."""
-    return (value, value) if isinstance(value, int) else (value[0], value[-1])
 
 
 def dtype_name(x: torch.Tensor) -> str | None:
