@@ -25,14 +25,14 @@ _ATEN = torch.ops.aten
 _REVERSE = torch.ops.prims.rev.default
 _CONVERT = torch.ops.prims.convert_element_type.default
 _COMPUTED_APART = (SOLVE, operator.getitem, _ATEN.mm.default, _ATEN.convolution_backward.default)
-"""What computes gradients of weights in kernels that a compiler does not fuse a conversion with."""
+"""Operators that compute gradients of weights. A compiler does not fuse a conversion with them."""
 _VIEWS = (_ATEN.permute.default, _ATEN.view.default, _ATEN.reshape.default, _ATEN.constant_pad_nd.default, _REVERSE)
-"""What packs a weight before it is copied; a compiler fuses it with the copy."""
+"""Operators of a packing in front of its copy. A compiler fuses them with the copy."""
 _READ_APART = (
     *(SOLVE, SOLVE_ALL, _ATEN.convolution.default, _ATEN.convolution_backward.default, _ATEN.mm.default),
     *(_ATEN.addmm.default, FORCE_STRIDE_ORDER, *_VIEWS),
 )
-"""What reads converted weights: such kernels, and what packs a weight."""
+"""Operators that read converted weights: kernels, and the operators of a packing."""
 
 
 def join_conversions(graph: fx.Graph) -> None:

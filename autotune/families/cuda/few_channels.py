@@ -167,6 +167,20 @@ def window_rules(problem: Conv2d | Conv2dWgrad | Stem, strides: tuple[int, ...])
     yield require(problem.k % 8 == 0, "k must be a multiple of 8")
 
 
+def fit_rules(k: int, config: Config, decided: Mapping[str, int]) -> Rules:
+    """Yield that a config has the values that its problem decides, and no tile for k channels that is half empty."""
+    for parameter, value in decided.items():
+        yield require(config[parameter] == value, f"{parameter} must be {value}; it is {config[parameter]}")
+    yield require(k > 32 or int(config["tile_k"]) <= 32, "tile_k must be 32 if k <= 32: half a tile would be empty")
+
+
+def fitting_values(parameter: Parameter, k: int, decided: Mapping[str, int]) -> tuple[Value, ...]:
+    """Return the values of a parameter for which `fit_rules` can hold."""
+    if parameter.name == "tile_k" and k <= 32:
+        return (32,)
+    return (decided[parameter.name],) if parameter.name in decided else parameter.values
+
+
 def widest_access(elements: int) -> int:
     """Return the elements that one access to a row of this length can have."""
     return 8 if elements % 8 == 0 else 2
@@ -238,23 +252,10 @@ def family(
     def candidate_values(
         parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: P | None
     ) -> tuple[Value, ...]:
-        if problem is None:
-            return parameter.values
-        if parameter.name == "tile_k" and problem.k <= 32:
-            return (32,)
-        only = decided(problem)
-        return (only[parameter.name],) if parameter.name in only else parameter.values
+        return parameter.values if problem is None else fitting_values(parameter, problem.k, decided(problem))
 
     def why_unfit(problem: P, config: Config, arch: Architecture) -> str | None:
-        def rules() -> Rules:
-            for parameter, value in decided(problem).items():
-                yield require(config[parameter] == value, f"{parameter} must be {value}; it is {config[parameter]}")
-            yield require(
-                problem.k > 32 or int(config["tile_k"]) <= 32,
-                "tile_k must be 32 if k <= 32: half a tile would be empty",
-            )
-
-        return first_unmet(rules())
+        return first_unmet(fit_rules(problem.k, config, decided(problem)))
 
     return Family(
         name=name,

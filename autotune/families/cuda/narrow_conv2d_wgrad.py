@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from autotune.core import Architecture, ceil_div, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.families.cuda import few_channels
-from autotune.families.cuda.rules import resident_rules
+from autotune.families.cuda.rules import require_registers, resident_rules
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import Conv2dWgrad, Epilogue
 
@@ -46,7 +46,7 @@ class _Shape:
 
     @property
     def is_copied(self) -> bool:
-        """Whether pixels of x begin at whole 32-bit words, so that they are copied without registers."""
+        """Whether each slot begins at a 32-bit word of x. Then cp.async copies it."""
         return self.stride * self.channels % 2 == 0
 
     @property
@@ -112,8 +112,7 @@ def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilo
             x.threads <= _MAX_THREADS, f"a block must have at most {_MAX_THREADS} threads; it has {x.threads}"
         )
         yield require(x.parts <= x.tile_q // 16, f"a strip must have 16 pixels for each of the {x.parts} parts")
-        most = min(_MAX_REGISTERS, arch.sm_registers // (x.resident * x.threads))
-        yield require(x.registers <= most, f"a thread must fit {most} registers; it takes {x.registers}")
+        yield require_registers(arch, x.resident * x.threads, x.registers, _MAX_REGISTERS)
         yield from resident_rules(arch, x.resident, x.shared_bytes)
 
     return first_unmet(rules())
@@ -142,11 +141,7 @@ def _columns(problem: Conv2dWgrad) -> list[int]:
 
 def _why_unfit(problem: Conv2dWgrad, config: Config, arch: Architecture) -> str | None:
     def rules() -> Rules:
-        for parameter, value in _decided(problem).items():
-            yield require(config[parameter] == value, f"{parameter} must be {value}; it is {config[parameter]}")
-        yield require(
-            problem.k > 32 or config["tile_k"] == 32, "tile_k must be 32 if k <= 32: half a tile would be empty"
-        )
+        yield from few_channels.fit_rules(problem.k, config, _decided(problem))
         yield require(
             int(config["tile_q"]) in _columns(problem),
             f"strips of {config['tile_q']} columns leave too many of them empty",
@@ -180,12 +175,9 @@ def _candidate_values(
 ) -> tuple[Value, ...]:
     if problem is None:
         return parameter.values
-    if parameter.name == "tile_k" and problem.k <= 32:
-        return (32,)
     if parameter.name == "tile_q":
         return tuple(_columns(problem))
-    only = _decided(problem)
-    return (only[parameter.name],) if parameter.name in only else parameter.values
+    return few_channels.fitting_values(parameter, problem.k, _decided(problem))
 
 
 def _label(config: Config) -> str:

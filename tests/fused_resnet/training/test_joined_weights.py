@@ -1,4 +1,4 @@
-"""What is done to all weights at once: conversions to another dtype and back, and packing."""
+"""Weights are converted to another dtype together, packed together, and their gradients are converted back together."""
 
 import pytest
 import torch
@@ -47,9 +47,8 @@ def test_weights_are_converted_together_and_activations_are_not():
     module.graph.lint()
     module.recompile()
     [joined] = [node for node in module.graph.nodes if node.target is CONVERT_ALL]
-    assert [node.name for node in joined.args[0]] == ["first_1", "second_1", "third_1"] and joined.args[
-        1
-    ] == torch.bfloat16
+    tensors, dtype = joined.args
+    assert [node.name for node in tensors] == ["first_1", "second_1", "third_1"] and dtype == torch.bfloat16
     assert count(module, torch.ops.prims.convert_element_type.default) == 2
     for found, wanted in zip(module(*examples), expected, strict=True):
         assert found.equal(wanted) and found.stride() == wanted.stride()
