@@ -30,6 +30,7 @@ from autotune_cli import synthetic_dataset, training_chart
 from autotune_cli.command_line import add_device, add_record, positive, torch_device
 from autotune_cli.record import provenance, slug, write
 from autotune_cli.training_curves import OURS, POINTS, TORCH, Run, compared
+from fused_resnet.compile_backend import autotune
 from fused_resnet.networks.se_resnet9_fixup import SEResNet9Fixup
 
 METHOD = {
@@ -114,7 +115,8 @@ def train(arguments: argparse.Namespace, way: str, seed: int, device: torch.devi
     network = Classifier().to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     call = network
     if way == OURS:
-        call = torch.compile(network, backend="autotune", dynamic=False, options={"tuning_db": str(arguments.db)})
+        options: Any = {"tuning_db": str(arguments.db)}
+        call = torch.compile(network, backend=autotune, dynamic=False, options=options)
     generator = torch.Generator(device).manual_seed(seed)
     size, amp = SEResNet9Fixup.input_size, None if dtype == torch.float32 else dtype
     started = time.perf_counter()
