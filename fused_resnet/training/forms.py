@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autotune.ir import Conv2dDgrad, Convolution
+from autotune.ir import Conv2dDgrad, Convolution, Problem
 
 
 @dataclass(frozen=True)
@@ -27,3 +27,8 @@ def forms(problem: Convolution) -> tuple[Form, ...]:
     """
     convolution = problem.as_convolution() if isinstance(problem, Conv2dDgrad) else None
     return (Form(problem), *([Form(convolution, turned=True)] if convolution else []))
+
+
+def all_forms(problem: Problem) -> list[Problem]:
+    """Return a problem and, if it is a pass, the problems of its other forms."""
+    return [form.problem for form in forms(problem)] if isinstance(problem, Convolution) else [problem]

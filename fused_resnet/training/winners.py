@@ -12,7 +12,7 @@ import torch
 from autotune.ir import Conv2dWgrad, Convolution, Problem, parse
 from autotune.libraries import aten, cudnn_names
 from autotune.runtime import Candidate, KernelChoice, choices, usable_devices
-from fused_resnet.training.forms import Form, forms
+from fused_resnet.training.forms import Form, all_forms, forms
 from tuning_db import reader
 from tuning_db.location import file_of, is_address
 
@@ -67,7 +67,7 @@ class Winners:
 
     def _best_us(self, problem: Problem, device: torch.device) -> float:
         """Return the shortest time of anything that solves a problem, in any form; infinity if nothing was timed."""
-        problems = [form.problem for form in forms(problem)] if isinstance(problem, Convolution) else [problem]
+        problems = all_forms(problem)
         with reader(self.database, self._trusted_keys) as store:
             for row, _ in usable_devices(store, device):
                 times = [us for one in problems if (us := store.best_us(row, str(one))) is not None]

@@ -12,6 +12,7 @@ from autotune_cli import models
 from autotune_cli.problem_file import read_problems
 from fused_resnet.model_source import PRODUCTS, TF32
 from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS
+from fused_resnet.training import all_forms
 
 
 def num_requests(args: argparse.Namespace) -> int:
@@ -44,7 +45,8 @@ def tune_requests(
         for problem in problems:
             if problem.dtype not in arch.dtypes:
                 raise UnknownNameError(f"'{problem}': {_no_dtype(arch, problem.dtype)}")
-        named = [(str(number), problem) for number, problem in enumerate(dict.fromkeys(problems), 1)]
+        unique = dict.fromkeys(form for problem in problems for form in all_forms(problem))
+        named = [(str(number), problem) for number, problem in enumerate(unique, 1)]
         return [TuneRequest("problems", f"{len(named)} problem{'s' * (len(named) > 1)}", named)]
     dtype = dtype_name(args.dtype or ("f32" if args.precision == TF32 else arch.dtypes[0]))
     if dtype in (*BYTE_FORMATS, TF32):

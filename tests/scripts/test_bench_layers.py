@@ -129,6 +129,24 @@ def test_a_layer_is_measured_against_torch(tuned_db, contests):
 
 
 @pytest.mark.compile
+@pytest.mark.process
+@pytest.mark.parametrize("operator", ["conv2d_dgrad", "conv2d_wgrad"])
+def test_a_gradient_is_measured_in_all_its_forms(operator, tmp_path, contests):
+    problem = parse(f"{operator} n=2 h=9 w=7 c=8 k=16 r=3 s=3 pad=1 dtype=f32")
+    path = tmp_path / "gradients.db"
+    tune = ["--arch", "cpu", "--trials", 2, "--from-db", "none", "--db", path]
+    assert run_command("tune", list(map(str, ["--problem", problem, *tune])), "autotune tune") == 0
+    entry = contests.measure(Job(problem, path, 30), lambda what: None)
+    assert "error" not in entry, entry["error"]
+    assert entry["sides"].keys() == {"ours", "tuned", "torch"}
+    assert entry["sides"]["torch"]["label"] == "convolution_backward"
+    with Store.open(path) as store:
+        tuned = {row.operator for row in store.problems()}
+    assert tuned == ({"conv2d", operator} if operator == "conv2d_dgrad" else {operator})
+    assert {trial["status"] for trial in entry["trials"]} == {"ok"}
+
+
+@pytest.mark.compile
 def test_what_kills_the_process_is_a_result_and_the_layer_goes_on(tmp_path, contests):
     library = tmp_path / "faulty.so"
     source = KERNELS / "faulty.cpp"
@@ -258,7 +276,10 @@ def test_a_record_is_shown_in_a_terminals_width_and_drawn(record, tmp_path, caps
     ("arguments", "words"),
     [
         ([], "--db FILE, made with autotune tune --problems"),
-        (["--db", "x.db", "--layers", "nonsense"], "choose awkward, resnet, resnet-int8 or a file"),
+        (
+            ["--db", "x.db", "--layers", "nonsense"],
+            "choose awkward, resnet, resnet-dgrad, resnet-int8, resnet-wgrad or a file",
+        ),
         (["--db", "x.db", "--only", "9x9"], "matches --only '9x9'"),
         (["--db", "x.db", "--only", "("], "no regular expression"),
         (["--show", ROOT / "pyproject.toml"], "not a record"),

@@ -120,7 +120,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "may be repeated (default: the shipped databases; none: no other database)",
     )
     single = parser.add_argument_group("or single problems")
-    single.add_argument("--problem", action="append", metavar="TEXT", help="a problem to tune; may be repeated")
+    single.add_argument(
+        "--problem",
+        action="append",
+        metavar="TEXT",
+        help="a problem to tune; may be repeated. A gradient by the input with stride 1 is tuned as a convolution, too",
+    )
     single.add_argument(
         "--problems", type=Path, metavar="FILE", help="a file with one problem a line; # starts a comment"
     )

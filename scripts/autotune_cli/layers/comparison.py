@@ -17,6 +17,7 @@ from autotune.libraries import cudnn
 from autotune.measure import CandidateBench, Monitor, Sampler, interleave, sampler
 from autotune_cli import timing
 from autotune_cli.layers.contestants import Contestant, our_contestants, plan_contestants, torch_contestants
+from fused_resnet.training import all_forms
 
 SIDES = {
     "ours": "our best kernel",
@@ -69,17 +70,22 @@ def compare_layer(job: Job, device: torch.device, tell: Tell) -> dict[str, Any]:
     monitor = Monitor(device)
     before = monitor.state()
     tell("operands and reference")
-    case = CandidateBench(job.problem, device)
+    case, *others = cases = [CandidateBench(problem, device) for problem in all_forms(job.problem)]
     missing: dict[str, str] = {}
-    rates, ours = our_contestants(case, job.database, FINALISTS)
+    rates, ours = our_contestants(cases, job.database, FINALISTS)
     if not ours:
         missing["ours"] = f"{job.database} has no kernel for it that was timed on this kind of device"
     tell(PLANS)
-    found = cudnn.FoundPlans([], job.skip[PLANS]) if PLANS in job.skip else cudnn.find_plans(job.problem, device)
-    if found.reason:
-        missing["cudnn"] = found.reason
-    contestants = [*torch_contestants(case), *ours, *plan_contestants(case, found)]
-    trials = list(_trials(case, contestants, job.skip, tell))
+    found = [
+        cudnn.FoundPlans([], job.skip[PLANS]) if PLANS in job.skip else cudnn.find_plans(one.problem, device)
+        for one in cases
+    ]
+    if found[0].reason:
+        missing["cudnn"] = found[0].reason
+    contestants = [*torch_contestants(case), *ours, *plan_contestants(case, found[0])]
+    for other, plans in zip(others, found[1:], strict=True):
+        contestants += plan_contestants(other, plans, " as a convolution")
+    trials = list(_trials(contestants, job.skip, tell))
     for side in ENTERED:
         mine = [trial for trial in trials if trial.contestant.side == side]
         if mine and not any(trial.status == "ok" for trial in mine):
@@ -101,9 +107,7 @@ def compare_layer(job: Job, device: torch.device, tell: Tell) -> dict[str, Any]:
     }
 
 
-def _trials(
-    case: CandidateBench, contestants: list[Contestant], skip: Mapping[str, str], tell: Tell
-) -> Iterator[Trial]:
+def _trials(contestants: list[Contestant], skip: Mapping[str, str], tell: Tell) -> Iterator[Trial]:
     best = math.inf
     for contestant in contestants:
         if contestant.plan and contestant.plan.error:
@@ -112,15 +116,15 @@ def _trials(
             yield Trial(contestant, "crashed", reason=skip[contestant.label])
         else:
             tell(contestant.label)
-            trial = _trial(case, contestant, SLOW * best)
+            trial = _trial(contestant, SLOW * best)
             if trial.status == "ok":
                 best = min(best, trial.us)
             yield trial
 
 
-def _trial(case: CandidateBench, contestant: Contestant, limit: float) -> Trial:
+def _trial(contestant: Contestant, limit: float) -> Trial:
     """Verify a contestant, and time it if one run takes at most `limit` microseconds."""
-    result = case.run_library(contestant.bind, contestant.prove, slow_us=limit)
+    result = contestant.case.run_library(contestant.bind, contestant.prove, slow_us=limit)
     us = math.inf if result.median_us is None else result.median_us
     return Trial(contestant, result.status, us, result.relative_error, result.error)
 

@@ -1,17 +1,22 @@
-"""The contestants of a layer: our tuned kernels, cuDNN's execution plans, and torch's operators."""
+"""The contestants of a layer: our tuned kernels, cuDNN's execution plans, and torch's operators.
+
+A gradient by the input with stride 1 is a convolution, too. Kernels and plans of both problems are contestants.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from autotune.core import DeviceFacts, device_name, measure_device
-from autotune.ir import BYTE_FORMATS, DTYPES, Conv2d
+from autotune.ir import BYTE_FORMATS, DTYPES, Conv2d, Conv2dDgrad, Conv2dWgrad
 from autotune.libraries import cudnn
 from autotune.measure import CandidateBench, Runnable
 from autotune.runtime import candidate
@@ -28,7 +33,8 @@ class Contestant:
 
     Attributes:
         side: "ours", "tuned", "cudnn", "cutlass2" or "torch".
-        label: Unique among the contestants of a problem.
+        label: Unique among the contestants of a layer.
+        case: The operands and the reference of its problem.
         bind: Returns what is timed.
         prove: Returns what is verified, if what is timed writes its result to other tensors; else None.
         plan: The execution plan of cuDNN.
@@ -36,34 +42,44 @@ class Contestant:
 
     side: str
     label: str
+    case: CandidateBench
     bind: Callable[[], Runnable]
     prove: Callable[[], Runnable] | None = None
     plan: cudnn.ExecutionPlan | None = None
 
 
-def our_contestants(case: CandidateBench, path: Path, most: int) -> tuple[dict[str, float], list[Contestant]]:
+def our_contestants(
+    cases: Sequence[CandidateBench], path: Path, most: int
+) -> tuple[dict[str, float], list[Contestant]]:
     """Return the device's rates, and the database's winner, its best kernels, and its best kernel of CUTLASS 2.x.
 
     The rates are measured now if the database has none.
+
+    Args:
+        cases: A layer's problem, and the other form of the same pass if there is one.
+        path: The database.
+        most: Number of kernels.
     """
+    device = cases[0].device
     with Store.open(path) as store:
-        row = store.device(device_name(case.device))
-        facts = row or _facts(case.device)
+        row = store.device(device_name(device))
+        facts = row or _facts(device)
         rates = {"flops_per_us": facts.flops_per_us, "bytes_per_us": facts.bytes_per_us}
-        ranking = store.ranking(row, str(case.problem)) if row else []
-        ranking = [measured for measured in ranking if measured.kernel.library]
-        kernels = [measured for measured in ranking if measured.kernel.family != cudnn.FAMILY][:most]
-        labels = [format_config(measured) for measured in kernels]
-        unique = [
-            name if labels.count(name) == 1 else f"{name} {dict(measured.launch)}"
-            for name, measured in zip(labels, kernels, strict=True)
+        timed = [(one, case) for case in cases for one in (store.ranking(row, str(case.problem)) if row else [])]
+        ranking = [pair for pair in timed if pair[0].kernel.library]
+        if len(cases) > 1:
+            ranking.sort(key=lambda pair: pair[0].median_us or math.inf)
+        kernels = [pair for pair in ranking if pair[0].kernel.family != cudnn.FAMILY][:most]
+        cutlass = [pair for pair in ranking if pair[0].kernel.family.startswith(CUTLASS)]
+        labels = [format_config(measured) for measured, _ in kernels]
+        ranked = [("tuned", f"the tuner's choice: {format_config(one)}", one, case) for one, case in ranking[:1]]
+        ranked += [("cutlass2", f"CUTLASS 2.x: {format_config(one)}", one, case) for one, case in cutlass[:1]]
+        ranked += [
+            ("ours", name if labels.count(name) == 1 else f"{name} {dict(one.launch)}", one, case)
+            for name, (one, case) in zip(labels, kernels, strict=True)
         ]
-        cutlass = [measured for measured in ranking if measured.kernel.family.startswith(CUTLASS)]
-        ranked = [("tuned", f"the tuner's choice: {format_config(measured)}", measured) for measured in ranking[:1]]
-        ranked += [("cutlass2", f"CUTLASS 2.x: {format_config(measured)}", measured) for measured in cutlass[:1]]
-        ranked += [("ours", name, measured) for name, measured in zip(unique, kernels, strict=True)]
-        found = [(side, name, candidate(store, measured.kernel, measured.launch)) for side, name, measured in ranked]
-    return rates, [Contestant(side, name, lambda c=c: case.bind(c)) for side, name, c in found]  # type: ignore[misc]
+        found = [(side, name, case, candidate(store, one.kernel, one.launch)) for side, name, one, case in ranked]
+    return rates, [Contestant(side, name, case, lambda c=case, k=k: c.bind(k)) for side, name, case, k in found]  # type: ignore[misc]
 
 
 @cache
@@ -71,10 +87,11 @@ def _facts(device: torch.device) -> DeviceFacts:
     return measure_device(device)
 
 
-def plan_contestants(case: CandidateBench, found: cudnn.FoundPlans) -> Iterator[Contestant]:
-    """Yield all plans of cuDNN, also those that cannot run."""
+def plan_contestants(case: CandidateBench, found: cudnn.FoundPlans, suffix: str = "") -> Iterator[Contestant]:
+    """Yield all plans of cuDNN, also those that cannot run; their labels end with the suffix."""
     for plan in found.plans:
-        yield Contestant("cudnn", str(plan), lambda p=plan: found.bind(p, case.tensors, case.scalars), plan=plan)  # type: ignore[misc]
+        bind = lambda plan=plan: found.bind(plan, case.tensors, case.scalars)  # noqa: E731
+        yield Contestant("cudnn", f"{plan}{suffix}", case, bind, plan=plan)
 
 
 class _TorchOperator:
@@ -96,6 +113,8 @@ def torch_contestants(case: CandidateBench) -> Iterator[Contestant]:
     Torch has no convolution of bytes on a GPU.
     """
     problem = case.problem
+    if isinstance(problem, Conv2dDgrad | Conv2dWgrad):
+        yield _torch_gradient(case)
     if not isinstance(problem, Conv2d) or problem.dtype in BYTE_FORMATS:
         return
     dtype = DTYPES[problem.dtype]
@@ -127,4 +146,31 @@ def torch_contestants(case: CandidateBench) -> Iterator[Contestant]:
     outputs = {name: case.tensors[name] for name in case.expected}
     for name, call in calls.items():
         bind, prove = (lambda c=call: _TorchOperator(c)), (lambda c=call: _TorchOperator(c, outputs))
-        yield Contestant("torch", name, bind, prove)
+        yield Contestant("torch", name, case, bind, prove)
+
+
+def _torch_gradient(case: CandidateBench) -> Contestant:
+    """Return torch's operator for a gradient by the input or by the weight, with channels-last operands."""
+    problem: Any = case.problem
+    images = {name: tensor.permute(0, 3, 1, 2) for name, tensor in case.tensors.items() if name in ("x", "dy")}
+    by_input = isinstance(problem, Conv2dDgrad)
+
+    def empty(*shape: int) -> torch.Tensor:
+        """Return a placeholder of the operand whose gradient is computed; torch reads its shape and layout."""
+        return torch.empty(shape, dtype=images["dy"].dtype, device=case.device, memory_format=torch.channels_last)
+
+    x = empty(problem.n, problem.c, problem.h, problem.w) if by_input else images["x"]
+    weight = (
+        case.tensors["weight"].contiguous(memory_format=torch.channels_last)
+        if by_input
+        else empty(problem.k, problem.c // problem.groups, problem.r, problem.s)
+    )
+
+    def call() -> Tensors:
+        y = problem.gradient("x" if by_input else "weight", images["dy"], x, weight)
+        return {"y": y.permute(0, 2, 3, 1)}
+
+    outputs = {"y": case.tensors["y"]}
+    return Contestant(
+        "torch", "convolution_backward", case, lambda: _TorchOperator(call), lambda: _TorchOperator(call, outputs)
+    )
