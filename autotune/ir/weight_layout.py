@@ -9,7 +9,8 @@
   reads them.
 - `wgmma`: krsc with the output channels in the order of wgmma's accumulator columns, see `_wgmma`.
 - `wgmma<M>`, such as `wgmma8`: the same with each M groups merged into one, with zeros between them.
-- `wgmma_pair`: the same with the input channels as wgmma's results in registers have them, see `_wgmma_pair`.
+- `wgmma_dgrad`: the same with input and output channels exchanged, as the gradient by the input reads them.
+- `wgmma_pair`: wgmma with the input channels as wgmma's results in registers have them, see `_wgmma_pair`.
 - `wgmma_patch`: the second operand of a wgmma whose first is in registers, see `_wgmma_patch`.
 - `mma`: the second operand of mma.m16n8k16 in registers, see `_mma`.
 """
@@ -48,8 +49,8 @@ def pack_weight(weight: torch.Tensor, layout: str, groups: int = 1) -> torch.Ten
     if match := re.fullmatch(r"c([1-9]\d*)", layout):
         return _blocked_inputs(weight, groups, int(match[1])).contiguous()
     raise ValueError(
-        f"unknown weight layout '{layout}': choose kcrs, krsc, rsck, wgmma, wgmma_pair, wgmma_patch, mma, "
-        "k or c and the size of a block (k32), or wgmma and the number of groups that are merged (wgmma8)"
+        f"unknown weight layout '{layout}': choose kcrs, krsc, rsck, wgmma, wgmma_dgrad, wgmma_pair, wgmma_patch, "
+        "mma, k or c and the size of a block (k32), or wgmma and the number of groups that are merged (wgmma8)"
     )
 
 
@@ -126,6 +127,11 @@ def _wgmma(weight: torch.Tensor) -> torch.Tensor:
     return rearrange(padded, "(block t g e) c r s -> block g t e r s c", t=4, g=4, e=2)
 
 
+def _wgmma_dgrad(weight: torch.Tensor) -> torch.Tensor:
+    """Return (c, r, s, k) with the input channels, padded, in the order of wgmma's accumulator columns."""
+    return _wgmma(rearrange(weight, "k c r s -> c k r s"))
+
+
 def _wgmma_pair(weight: torch.Tensor) -> torch.Tensor:
     """Return the weight of a convolution whose input channels are a wgmma's results, in registers.
 
@@ -199,6 +205,7 @@ _PACKERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "krsc": _krsc,
     "rsck": _rsck,
     "wgmma": _wgmma,
+    "wgmma_dgrad": _wgmma_dgrad,
     "wgmma_pair": _wgmma_pair,
     "wgmma_patch": _wgmma_patch,
     "mma": _mma,

@@ -101,6 +101,17 @@ def test_each_threads_columns_of_wgmma_are_neighbouring_channels():
                 assert torch.equal(packed[column], expected)
 
 
+def test_wgmma_of_a_gradient_has_the_input_channels_as_columns():
+    weight = torch.randn(5, 40, 3, 2)
+    packed = pack_weight(weight, "wgmma_dgrad").flatten(0, -4)
+    assert packed.is_contiguous() and packed.shape == (64, 3, 2, 5)
+    for channel in range(40):
+        t, g, e = channel % 32 // 8, channel % 8 // 2, channel % 2
+        column = channel // 32 * 32 + 8 * g + 2 * t + e
+        assert torch.equal(packed[column], weight[:, channel].permute(1, 2, 0))
+    assert packed.count_nonzero() == weight.count_nonzero()
+
+
 def test_each_lane_reads_its_registers_of_mma():
     """Lane l has column l / 4 of an mma and depths 2t, 2t + 1 (register 0), 2t + 8, 2t + 9 (1), t = l % 4; PTX ISA."""
     k, depth = 40, 27

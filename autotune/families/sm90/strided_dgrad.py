@@ -1,0 +1,184 @@
+"""Gradient of a strided convolution by its input for Hopper: TMA and wgmma; fp16 and bf16 with float32 sums, NHWC.
+
+Each phase of the stride is a GEMM: M = its pixels, N = c, K = k and the taps of the filter that its pixels meet. See
+templates/sm90/strided_dgrad/conv2d.cuh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from autotune.core import Architecture, ceil_div
+from autotune.families.base import Config, Launch, Parameter, Value
+from autotune.families.rules import Rules, first_unmet, require
+from autotune.families.sm90.hopper_family import hopper_family
+from autotune.families.sm90.im2col import im2col_rules
+from autotune.families.sm90.rates import LOADED_BYTES_A_CYCLE
+from autotune.ir import Conv2dDgrad, Epilogue
+
+_CHUNK = 64  # channels of a stage: rows of 128 bytes
+_ALIGNMENT, _BARRIER_BYTES = 1024, 8
+_MAX_SLOTS, _MAX_STRIDE = 8, 2
+_SUB_PARTITIONS = 4  # of a multiprocessor: each has a quarter of its registers, and whole warps
+
+# For the cost, in cycles: estimates for an H200, not fitted.
+_BLOCK_CYCLES, _STORED_BYTES_A_CYCLE = 2000, 20  # of a block's begin and end; that an SM stores
+
+
+@dataclass(frozen=True)
+class StridedDgradShape:
+    """A config by name.
+
+    Attributes:
+        m: Pixels of a tile.
+        n: Input channels of a tile.
+        groups: Warpgroups that multiply.
+        blocks: Blocks that a multiprocessor holds.
+    """
+
+    m: int
+    n: int
+    groups: int
+    blocks: int
+
+    @classmethod
+    def from_config(cls, config: Config) -> StridedDgradShape:
+        """Return the shape of a config."""
+        names = ("tile_m", "tile_n", "groups", "blocks")
+        return cls(*(int(config[name]) for name in names))
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 128 * self.groups + 32
+
+    @property
+    def sums(self) -> int:
+        """Registers of a thread for sums."""
+        return self.m // 64 // self.groups * self.n // 2
+
+    @property
+    def other_registers(self) -> int:
+        """Registers of a thread beside its sums: what ptxas 13 takes, rounded up."""
+        return 24 + 4 * (self.m // 64 // self.groups)
+
+    def most_registers(self, arch: Architecture) -> int:
+        """Return the registers that a thread can have if `blocks` blocks share a multiprocessor."""
+        warps = ceil_div(self.threads // 32 * self.blocks, _SUB_PARTITIONS)
+        return min(255, arch.sm_registers // _SUB_PARTITIONS // (32 * warps) // 8 * 8)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of a stage, with its barriers."""
+        return (self.m + self.n) * _CHUNK * 2 + 2 * _BARRIER_BYTES
+
+    def slots(self, arch: Architecture) -> int:
+        """Return the stages that fit if `blocks` blocks share a multiprocessor."""
+        room = min(arch.block_shared, arch.sm_shared // self.blocks - arch.reserved_shared)
+        return min((room - _ALIGNMENT) // self.stage_bytes, _MAX_SLOTS)
+
+
+def _phases(problem: Conv2dDgrad) -> Iterator[tuple[int, int]]:
+    """Yield the pixels and the taps of each phase."""
+    axes = [
+        [
+            (ceil_div(size - i, stride), sum((i + pad - t * dilation) % stride == 0 for t in range(taps)))
+            for i in range(stride)
+        ]
+        for size, taps, stride, pad, dilation in zip(
+            (problem.h, problem.w), (problem.r, problem.s), problem.stride, problem.pad, problem.dilation, strict=True
+        )
+    ]
+    for rows, down in axes[0]:
+        for columns, across in axes[1]:
+            yield problem.n * rows * columns, down * across
+
+
+def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    x = StridedDgradShape.from_config(config)
+
+    def rules() -> Rules:
+        yield require(x.m % (64 * x.groups) == 0, "tile_m must be a multiple of 64 pixels for each warpgroup")
+        most = x.most_registers(arch) - x.other_registers
+        yield require(x.sums <= most, f"a thread must have at most {most} sums, or spills; it has {x.sums}")
+        yield require(x.slots(arch) >= 2, "two stages of each block must fit the shared memory")
+
+    return first_unmet(rules())
+
+
+def _why_unsupported(problem: Conv2dDgrad) -> str | None:
+    def rules() -> Rules:
+        yield require(max(problem.stride) > 1, "with stride 1 the gradient is a convolution: see sm90_conv2d")
+        yield require(max(problem.stride) <= _MAX_STRIDE, f"stride must be at most {_MAX_STRIDE}")
+        yield require(problem.groups == 1, "groups must be 1")
+        yield require(problem.c % 8 == 0 and problem.k % 8 == 0, "c and k must be multiples of 8")
+        yield from im2col_rules(problem, *problem.stride)
+        yield require(problem.n * problem.h * problem.w < 2**31, "dx must have fewer than 2^31 pixels")
+
+    return first_unmet(rules())
+
+
+def _why_unfit(problem: Conv2dDgrad, config: Config, arch: Architecture) -> str | None:
+    x = StridedDgradShape.from_config(config)
+    most = max(pixels for pixels, _ in _phases(problem))
+
+    def rules() -> Rules:
+        yield require(x.m == 64 or x.m < 2 * most, f"tile_m {x.m} would leave half of a tile empty")
+        yield require(x.n == 32 or x.n < 2 * problem.c, f"tile_n {x.n} would leave half of a tile empty")
+
+    return first_unmet(rules())
+
+
+def _launches(problem: Conv2dDgrad, config: Config, arch: Architecture) -> list[Launch]:
+    """Return as many stages as fit, but no more than a tile has fills."""
+    fills = max(taps for _, taps in _phases(problem)) * ceil_div(problem.k, _CHUNK)
+    most = StridedDgradShape.from_config(config).slots(arch)
+    return [{"slots": max(2, min(most, fills))}]
+
+
+def _cost(problem: Conv2dDgrad, config: Config, arch: Architecture) -> float:
+    """Estimate cycles: the tiles of all phases, bound by products, by loads or by the store of the result."""
+    x = StridedDgradShape.from_config(config)
+    columns, chunks = ceil_div(problem.c, x.n), ceil_div(problem.k, _CHUNK)
+    product = x.m * x.n * _CHUNK / arch.wgmma_rate
+    loads = (x.m + x.n) * _CHUNK * 2 / LOADED_BYTES_A_CYCLE
+    cycles = 0.0
+    for pixels, taps in _phases(problem):
+        tiles = ceil_div(pixels, x.m) * columns
+        busy = taps * chunks * max(product, loads) + x.m * x.n * 2 / _STORED_BYTES_A_CYCLE
+        cycles += tiles * (busy + _BLOCK_CYCLES / x.blocks)
+    return cycles / arch.processors_for(1)
+
+
+def _candidate_values(
+    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Conv2dDgrad | None
+) -> Sequence[Value]:
+    return parameter.values
+
+
+def _label(config: Config) -> str:
+    x = StridedDgradShape.from_config(config)
+    return f"{x.m}x{x.n} {x.groups}wg" + (f" blocks {x.blocks}" if x.blocks > 1 else "")
+
+
+FAMILY = hopper_family(
+    "sm90_strided_dgrad",
+    Conv2dDgrad,
+    template="sm90/strided_dgrad/conv2d.cu.j2",
+    parameters=(
+        Parameter("tile_m", (64, 128, 192, 256), "pixels of a tile"),
+        Parameter("tile_n", (32, 64, 96, 128, 192, 256), "input channels of a tile"),
+        Parameter("groups", (1, 2, 3), "warpgroups that multiply"),
+        Parameter("blocks", (1, 2, 3), "blocks that a multiprocessor holds"),
+    ),
+    launch_parameters=(Parameter("slots", tuple(range(2, _MAX_SLOTS + 1)), "stages of dy and weights"),),
+    why_illegal=_why_illegal,
+    candidate_values=_candidate_values,
+    why_unsupported=_why_unsupported,
+    why_unfit=_why_unfit,
+    launches=_launches,
+    cost=_cost,
+    label=_label,
+    weight_layouts={"weight": "wgmma_dgrad"},
+)

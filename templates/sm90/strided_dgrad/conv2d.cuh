@@ -1,0 +1,144 @@
+// Gradient of a strided convolution by its input for Hopper: TMA loads, wgmma, NHWC, float32 sums.
+//
+// The pixels of dx that are a stride apart from each other meet the same taps of the filter. They are a phase: a
+// convolution of dy with these taps and stride 1, whose results lie a stride apart. A stride of 2 along both axes has
+// four phases. With a 3x3 filter they have 4, 2, 2 and 1 taps, so no product is with a zero that the stride has put in.
+// A phase without taps stores the result of the steps for a sum of 0.
+//
+// All phases are one launch: a block computes one tile of one phase, and those of the longest sums come first. One
+// thread loads the tile's pixels of dy, one tap at a time, by TMA's im2col mode, with a tensor map for each phase, and
+// the tap's weights. kGroups warpgroups multiply.
+//
+// The weights are in layout "wgmma_dgrad" (autotune/ir/weight_layout.py), so that each thread's accumulators are eight
+// neighbouring channels of a pixel.
+#pragma once
+#include "common/ptx/mbarrier.cuh"
+#include "common/ptx/registers.cuh"
+#include "common/ptx/shared_memory.cuh"
+#include "common/ptx/wgmma.cuh"
+#include "sm90/fragment.cuh"
+#include "sm90/strided_dgrad/plan.cuh"
+
+namespace at {
+
+template <typename Config>
+struct HopperStridedDgrad : StridedDgradPlan<Config> {
+  using P = StridedDgradPlan<Config>;
+  using Element = typename P::Element;
+  using Params = typename P::Params;
+  using Layout = typename P::Layout;
+  using Phase = typename P::Phase;
+  using Tile = typename P::Tile;
+  using Sums = typename P::Sums;
+
+  AT_DEVICE static void run(const Params& x, char* memory) {
+    const Layout smem(x, align_smem(ptx::cast_smem_ptr_to_uint(memory)));
+    const int warp = ptx::warp_uniform(threadIdx.x / 32);
+    const Tile tile(x);
+    if (warp == 0) {
+      ptx::mbarrier_init_array(smem.full, x.slots, 1);
+      ptx::mbarrier_init_array(smem.empty, x.slots, P::kGroups);
+      ptx::fence_barrier_init();
+    } else if (warp == 4 * P::kGroups) {
+      ptx::prefetch_tensormap(x.dy_maps[tile.index]);
+      ptx::prefetch_tensormap(x.weight_map);
+    }
+    __syncthreads();
+    griddepcontrol_wait();
+    if (warp < 4 * P::kGroups) {
+      multiply(x, smem, tile);
+    } else {
+      if (ptx::elect_one_sync()) load(x, smem, tile);
+      __syncwarp();
+    }
+  }
+
+ private:
+  AT_DEVICE static void load(const Params& x, const Layout& smem, const Tile& tile) {
+    const Phase& phase = x.phases[tile.index];
+    const Pipeline pipeline = P::pipeline(smem);
+    int h, w;
+    const int n = phase.area.divmod(tile.first, h);
+    h = phase.width.divmod(h, w) + x.vertical.low[phase.h], w += x.horizontal.low[phase.w];
+    const int bytes = (min(P::kM, phase.rows) + P::kN) * P::kRowBytes;
+    PipelineState state{0, 1};
+    int r = x.vertical.first_tap[phase.h];
+    for (int i = 0; i < tile.taps_h; ++i, r -= x.vertical.tap_step) {
+      int tap = r * x.s + x.horizontal.first_tap[phase.w];
+      for (int j = 0; j < tile.taps_w; ++j, tap -= x.horizontal.tap_step) {
+        for (int chunk = 0; chunk < x.chunks; ++chunk, state.advance(x.slots)) {
+          const uint32_t full = pipeline.producer_acquire(state), to = smem.stages + state.index * P::kStageBytes;
+          ptx::mbarrier_arrive_expect_tx(full, bytes);
+          ptx::tma_load_im2col<false>(to, x.dy_maps[tile.index], full, chunk * P::kK, w, h, n, j * x.horizontal.dy_step,
+                                      i * x.vertical.dy_step, 0);
+          ptx::tma_load_3d<false>(to + P::kWeightOffset, x.weight_map, full, chunk * P::kK, tap, tile.channel, 0);
+        }
+      }
+    }
+    launch_dependents();
+  }
+
+  AT_DEVICE static void multiply(const Params& x, const Layout& smem, const Tile& tile) {
+    const int group = ptx::warp_uniform(threadIdx.x / 128);
+    const int fills = tile.taps_h * tile.taps_w * x.chunks;
+    const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes);
+    const uint32_t own = ptx::descriptor_lo(smem.stages + group * P::kBlocks * 64 * P::kRowBytes);
+    const uint32_t weights = ptx::descriptor_lo(smem.stages + P::kWeightOffset);
+    const Pipeline pipeline = P::pipeline(smem);
+    PipelineState state{0, 0};
+    int used = -1;
+    Sums sums = {};
+    ptx::warpgroup_fence_operand(sums);
+    for (int fill = 0; fill < fills; ++fill) {
+      pipeline.consumer_wait(state);
+      const uint32_t stage = state.index * (P::kStageBytes / 16);
+      ptx::warpgroup_arrive();
+#pragma unroll
+      for (int k = 0; k < P::kRowBytes / 32; ++k) {
+#pragma unroll
+        for (int m = 0; m < P::kBlocks; ++m)
+          Config::wgmma(sums[m], ptx::SmemDescriptor{own + stage + m * (64 * P::kRowBytes / 16) + 2 * k, hi},
+                        ptx::SmemDescriptor{weights + stage + 2 * k, hi}, 1);
+      }
+      ptx::warpgroup_commit_batch();
+      ptx::warpgroup_wait<1>();  // the products of the fill before
+      if (used >= 0 && threadIdx.x % 128 == 0) pipeline.consumer_release(used);
+      used = state.index;
+      state.advance(x.slots);
+    }
+    ptx::warpgroup_wait<0>();
+    ptx::warpgroup_fence_operand(sums);
+    launch_dependents();
+    store_tile(x, tile, group, sums);
+  }
+
+  AT_DEVICE static void store_tile(const Params& x, const Tile& tile, int group, Sums& sums) {
+    constexpr int kVectors = P::kBlocks * P::kN / 16;  // of the thread, eight channels each
+    const Phase& phase = x.phases[tile.index];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    int pixels[P::kBlocks][2];
+#pragma unroll
+    for (int i = 0; i < 2 * P::kBlocks; ++i) {
+      const int in_tile = 64 * (group * P::kBlocks + i / 2) + 16 * warp + 8 * (i % 2) + fragment_row(lane);
+      const int row = tile.first + in_tile;
+      int h, w;
+      const int n = phase.area.divmod(row, h);
+      h = phase.width.divmod(h, w) * x.stride_h + phase.h, w = w * x.stride_w + phase.w;
+      pixels[i / 2][i % 2] = row < phase.rows ? (n * x.h + h) * x.w + w : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const FragmentCoord at = fragment_coord<P::kBlocks>(i);
+      const int pixel = pixels[at.block][at.half], channel = tile.channel + at.channel() + fragment_channel(lane);
+      float v[8];
+      load_fragment(v, sums, at);
+      if (pixel < 0 || channel >= x.c) continue;
+      const int64_t offset = (int64_t)pixel * x.c + channel;
+      const typename Config::Steps::Fetched none{};  // the steps load their operands themselves
+      Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, none);
+      store(v, (Element*)x.p.p[P::kDx] + offset);
+    }
+  }
+};
+
+}  // namespace at
