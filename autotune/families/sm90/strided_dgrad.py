@@ -15,12 +15,12 @@ from autotune.families.rules import Rules, first_unmet, require
 from autotune.families.sm90.hopper_family import hopper_family
 from autotune.families.sm90.im2col import im2col_rules
 from autotune.families.sm90.rates import LOADED_BYTES_A_CYCLE
+from autotune.families.sm90.registers import thread_registers
 from autotune.ir import Conv2dDgrad, Epilogue
 
 _CHUNK = 64  # channels of a stage: rows of 128 bytes
 _ALIGNMENT, _BARRIER_BYTES = 1024, 8
 _MAX_SLOTS, _MAX_STRIDE = 8, 2
-_SUB_PARTITIONS = 4  # of a multiprocessor: each has a quarter of its registers, and whole warps
 
 # For the cost, in cycles: estimates for an H200, not fitted.
 _BLOCK_CYCLES, _STORED_BYTES_A_CYCLE = 2000, 20  # of a block's begin and end; that an SM stores
@@ -63,11 +63,6 @@ class StridedDgradShape:
         """Registers of a thread beside its sums: what ptxas 13 takes, rounded up."""
         return 24 + 4 * (self.m // 64 // self.groups)
 
-    def most_registers(self, arch: Architecture) -> int:
-        """Return the registers that a thread can have if `blocks` blocks share a multiprocessor."""
-        warps = ceil_div(self.threads // 32 * self.blocks, _SUB_PARTITIONS)
-        return min(255, arch.sm_registers // _SUB_PARTITIONS // (32 * warps) // 8 * 8)
-
     @property
     def stage_bytes(self) -> int:
         """Shared memory of a stage, with its barriers."""
@@ -100,7 +95,7 @@ def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilo
 
     def rules() -> Rules:
         yield require(x.m % (64 * x.groups) == 0, "tile_m must be a multiple of 64 pixels for each warpgroup")
-        most = x.most_registers(arch) - x.other_registers
+        most = thread_registers(arch, x.threads, x.blocks) - x.other_registers
         yield require(x.sums <= most, f"a thread must have at most {most} sums, or spills; it has {x.sums}")
         yield require(x.slots(arch) >= 2, "two stages of each block must fit the shared memory")
 

@@ -11,6 +11,7 @@ namespace at {
 template <typename Config>
 struct WgradPlan {
   using Element = typename Config::Element;
+  using Steps = typename Config::Steps;
   static constexpr int kChunk = 64;  // channels of a box: a row of 128 bytes in shared memory
   static constexpr int kM = Config::kM, kN = Config::kN, kMChunks = kM / kChunk, kNChunks = kN / kChunk;
   static constexpr int kFilterRows = Config::kFilterRows, kFilterColumns = Config::kFilterColumns;

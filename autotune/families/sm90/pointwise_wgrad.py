@@ -1,0 +1,179 @@
+"""Gradient of a 1x1 convolution by its weight for Hopper: TMA and wgmma; fp16 and bf16 with float32 sums, NHWC.
+
+It is a GEMM with M = k, N = c, K = n*p*q, whose operands both have M and N in the order of memory. See
+templates/sm90/wgrad/pointwise.cuh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.core import Architecture, ceil_div
+from autotune.families.base import Config, Launch, Parameter, Value
+from autotune.families.rules import Rules, first_unmet, require
+from autotune.families.sm90.hopper_family import hopper_family
+from autotune.families.sm90.rates import LOADED_BYTES_A_CYCLE
+from autotune.families.sm90.registers import thread_registers
+from autotune.ir import Conv2dWgrad, Epilogue
+
+_CHUNK, _PIXELS = 64, 64  # channels of a box; pixels of a stage
+_ALIGNMENT, _BARRIER_BYTES = 1024, 8
+_MAX_SLOTS, _MAX_SPLITS = 12, 64
+
+# For the cost, in cycles: estimates for an H200, not fitted.
+_END_CYCLES, _REDUCE_BYTES_A_CYCLE = 3000, 40  # of a block; of the sums that blocks exchange
+
+
+@dataclass(frozen=True)
+class PointwiseWgradShape:
+    """A config by name.
+
+    Attributes:
+        m: Output channels of a tile.
+        n: Input channels of a tile.
+        groups: Warpgroups that multiply.
+        slices: Blocks of a cluster.
+    """
+
+    m: int
+    n: int
+    groups: int
+    slices: int
+
+    @classmethod
+    def from_config(cls, config: Config) -> PointwiseWgradShape:
+        """Return the shape of a config."""
+        names = ("tile_k", "tile_c", "groups", "slices")
+        return cls(*(int(config[name]) for name in names))
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 128 * self.groups + 32
+
+    @property
+    def sums(self) -> int:
+        """Registers of a thread for sums."""
+        return self.m // _CHUNK // self.groups * self.n // 2
+
+    @property
+    def other_registers(self) -> int:
+        """Registers of a thread beside its sums: what ptxas 13 takes, rounded up."""
+        return 24 + 4 * (self.m // _CHUNK // self.groups)
+
+    @property
+    def sum_bytes(self) -> int:
+        """Shared memory of a tile's sums, which replace the stages at the end."""
+        return self.m * (self.n + 8) * 4
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of a stage, with its barriers."""
+        return (self.m + self.n) * _PIXELS * 2 + 2 * _BARRIER_BYTES
+
+    def slots(self, arch: Architecture) -> int:
+        """Return the stages that fit."""
+        return min((arch.block_shared - _ALIGNMENT - _BARRIER_BYTES) // self.stage_bytes, _MAX_SLOTS)
+
+    def tiles(self, problem: Conv2dWgrad) -> int:
+        """Return the tiles of a problem."""
+        return ceil_div(problem.k, self.m) * ceil_div(problem.c, self.n)
+
+
+def _steps(problem: Conv2dWgrad) -> int:
+    return ceil_div(problem.n * problem.p * problem.q, _PIXELS)
+
+
+def _splits(problem: Conv2dWgrad, x: PointwiseWgradShape, arch: Architecture) -> list[int]:
+    """Return the clusters a tile that fill the GPU once, and half as many."""
+    most = min(_steps(problem) // x.slices, _MAX_SPLITS)
+    fill = arch.processors_for(x.slices) // (x.slices * x.tiles(problem))
+    return sorted({max(1, min(count, most)) for count in (fill, ceil_div(fill, 2))}, reverse=True)
+
+
+def _launches(problem: Conv2dWgrad, config: Config, arch: Architecture) -> list[Launch]:
+    x = PointwiseWgradShape.from_config(config)
+    return [{"slots": x.slots(arch), "splits": splits} for splits in _splits(problem, x, arch)]
+
+
+def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    x = PointwiseWgradShape.from_config(config)
+
+    def rules() -> Rules:
+        yield require(x.m % (_CHUNK * x.groups) == 0, "tile_k must be a multiple of 64 channels for each warpgroup")
+        most = thread_registers(arch, x.threads) - x.other_registers
+        yield require(x.sums <= most, f"a thread must have at most {most} sums, or spills; it has {x.sums}")
+        yield require(x.slots(arch) >= 2, "two stages must fit the shared memory")
+
+    return first_unmet(rules())
+
+
+def _why_unsupported(problem: Conv2dWgrad) -> str | None:
+    def rules() -> Rules:
+        plain = (problem.r, problem.s, *problem.stride, *problem.pad) == (1, 1, 1, 1, 0, 0)
+        yield require(plain, "the filter must be 1x1 with stride 1 and no padding")
+        yield require(problem.groups == 1, "groups must be 1")
+        yield require(problem.c % 8 == 0 and problem.k % 8 == 0, "c and k must be multiples of 8")
+        yield require(problem.n * problem.p * problem.q < 2**31, "dy must have fewer than 2^31 pixels")
+
+    return first_unmet(rules())
+
+
+def _why_unfit(problem: Conv2dWgrad, config: Config, arch: Architecture) -> str | None:
+    x = PointwiseWgradShape.from_config(config)
+
+    def rules() -> Rules:
+        yield require(x.m - _CHUNK < problem.k, f"tile_k {x.m} would leave products without channels")
+        yield require(x.n - _CHUNK < problem.c, f"tile_c {x.n} would leave products without channels")
+        yield require(x.slices <= _steps(problem), f"slices {x.slices} would leave blocks without pixels")
+
+    return first_unmet(rules())
+
+
+def _cost(problem: Conv2dWgrad, config: Config, arch: Architecture) -> float:
+    """Estimate cycles: the steps of a block, bound by products or by loads, then the sums of all blocks."""
+    x, best = PointwiseWgradShape.from_config(config), float("inf")
+    step = max(x.m * x.n * _PIXELS / arch.wgmma_rate, (x.m + x.n) * _PIXELS * 2 / LOADED_BYTES_A_CYCLE)
+    for splits in _splits(problem, x, arch):
+        blocks = x.tiles(problem) * splits * x.slices
+        rounds = ceil_div(blocks, arch.processors_for(x.slices))
+        ends = x.sum_bytes * (1 + splits / x.slices * (splits > 1)) / _REDUCE_BYTES_A_CYCLE
+        best = min(best, rounds * (ceil_div(_steps(problem), splits * x.slices) * step + _END_CYCLES + ends))
+    return best
+
+
+def _candidate_values(
+    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Conv2dWgrad | None
+) -> Sequence[Value]:
+    return parameter.values
+
+
+def _label(config: Config) -> str:
+    x = PointwiseWgradShape.from_config(config)
+    return f"{x.m}x{x.n} {x.groups}wg" + (f" c{x.slices}" if x.slices > 1 else "")
+
+
+FAMILY = hopper_family(
+    "sm90_pointwise_wgrad",
+    Conv2dWgrad,
+    template="sm90/wgrad/pointwise.cu.j2",
+    parameters=(
+        Parameter("tile_k", (64, 128, 192, 256), "output channels of a tile"),
+        Parameter("tile_c", (64, 128, 192, 256), "input channels of a tile"),
+        Parameter("groups", (1, 2, 3), "warpgroups that multiply"),
+        Parameter("slices", (1, 2, 4, 8), "blocks of a cluster that split a tile's pixels"),
+    ),
+    launch_parameters=(
+        Parameter("slots", tuple(range(2, _MAX_SLOTS + 1)), "stages of 64 pixels"),
+        Parameter("splits", tuple(range(1, _MAX_SPLITS + 1)), "clusters that split a tile's pixels"),
+    ),
+    why_illegal=_why_illegal,
+    candidate_values=_candidate_values,
+    why_unsupported=_why_unsupported,
+    why_unfit=_why_unfit,
+    launches=_launches,
+    cost=_cost,
+    label=_label,
+    weight_layouts={},
+)

@@ -1,0 +1,127 @@
+// Gradient of a 1x1 convolution by its weight for Hopper: TMA loads, wgmma, NHWC, float32 sums, the same bits in each
+// run.
+//
+// It is a matrix product: the sum over all pixels of dy (k channels) times x (c channels). Both have their channels in
+// the order of memory, so they are operands of wgmma with channels as the contiguous axis. A stage has 64 neighbouring
+// pixels, whatever image they belong to, and its four products are issued together.
+//
+// One thread loads and kGroups warpgroups multiply. Blocks split the pixels; sums.cuh adds their sums.
+#pragma once
+#include "common/ptx/cluster.cuh"
+#include "common/ptx/mbarrier.cuh"
+#include "common/ptx/registers.cuh"
+#include "common/ptx/shared_memory.cuh"
+#include "common/ptx/wgmma.cuh"
+#include "sm90/wgrad/pointwise_plan.cuh"
+#include "sm90/wgrad/sums.cuh"
+
+namespace at {
+
+template <typename Config>
+struct HopperPointwiseWgrad : WgradSums<PointwiseWgradPlan<Config>> {
+  using P = PointwiseWgradPlan<Config>;
+  using End = WgradSums<P>;
+  using Params = typename P::Params;
+  using Layout = typename P::Layout;
+  using Tile = typename P::Tile;
+  using Sums = typename P::Sums;
+
+  AT_DEVICE static void run(const Params& x, char* memory) {
+    const Layout smem(x, align_smem(ptx::cast_smem_ptr_to_uint(memory)));
+    const int warp = ptx::warp_uniform(threadIdx.x / 32);
+    const Tile tile(x);
+    if (warp == 0) {
+      ptx::mbarrier_init_array(smem.full, x.slots, 1);
+      ptx::mbarrier_init_array(smem.empty, x.slots, P::kGroups);
+      ptx::fence_barrier_init();
+    } else if (warp == 4 * P::kGroups) {
+      ptx::prefetch_tensormap(x.dy_map);
+      ptx::prefetch_tensormap(x.x_map);
+    }
+    __syncthreads();
+    if (warp < 4 * P::kGroups) {
+      multiply(x, smem, tile);
+    } else {
+      griddepcontrol_wait();
+      if (ptx::elect_one_sync()) load(x, smem, tile);
+      __syncwarp();
+    }
+    if constexpr (P::kSlices > 1) {
+      ptx::cluster_arrive_release();
+      ptx::cluster_wait_acquire();
+    } else {
+      __syncthreads();
+    }
+    End::finish(x, smem, tile);
+    if constexpr (P::kSlices > 1) ptx::cluster_sync();  // others read this block's shared memory until here
+  }
+
+ private:
+  AT_DEVICE static void load(const Params& x, const Layout& smem, const Tile& tile) {
+    const Pipeline pipeline = P::pipeline(smem);
+    const int last = tile.first_step(x, 1);
+    PipelineState state{0, 1};
+    for (int step = tile.first_step(x); step < last; ++step, state.advance(x.slots)) {
+      const uint32_t full = pipeline.producer_acquire(state), to = smem.stages + state.index * P::kStageBytes;
+      const int pixel = step * P::kPixels;
+      ptx::mbarrier_arrive_expect_tx(full, P::kStageBytes);
+#pragma unroll
+      for (int i = 0; i < P::kMChunks; ++i)
+        ptx::tma_load_2d<false>(to + i * P::kChunkBytes, x.dy_map, full, tile.k + i * P::kChunk, pixel, 0);
+#pragma unroll
+      for (int i = 0; i < P::kNChunks; ++i)
+        ptx::tma_load_2d<false>(to + P::kXOffset + i * P::kChunkBytes, x.x_map, full, tile.c + i * P::kChunk, pixel, 0);
+    }
+  }
+
+  AT_DEVICE static void multiply(const Params& x, const Layout& smem, const Tile& tile) {
+    const int group = ptx::warp_uniform(threadIdx.x / 128);
+    const int steps = tile.first_step(x, 1) - tile.first_step(x);
+    const uint32_t hi = ptx::descriptor_hi<128>(8 * 128);
+    const uint32_t own = ptx::transposed_descriptor_lo(smem.stages + group * P::kBlocks * P::kChunkBytes, 0);
+    const uint32_t other = ptx::transposed_descriptor_lo(smem.stages + P::kXOffset, P::kChunkBytes);
+    const Pipeline pipeline = P::pipeline(smem);
+    PipelineState state{0, 0};
+    int used = -1;
+    Sums sums = {};
+    ptx::warpgroup_fence_operand(sums);
+    for (int step = 0; step < steps; ++step) {
+      pipeline.consumer_wait(state);
+      const uint32_t stage = state.index * (P::kStageBytes / 16);
+      ptx::warpgroup_arrive();
+#pragma unroll
+      for (int k = 0; k < P::kPixels / P::kK; ++k) {
+        const uint32_t at = stage + k * (P::kKBytes / 16);
+#pragma unroll
+        for (int m = 0; m < P::kBlocks; ++m)
+          Config::wgmma(sums[m], ptx::SmemDescriptor{own + at + m * (P::kChunkBytes / 16), hi},
+                        ptx::SmemDescriptor{other + at, hi}, 1);
+      }
+      ptx::warpgroup_commit_batch();
+      ptx::warpgroup_wait<1>();  // the products of the step before
+      if (used >= 0 && threadIdx.x % 128 == 0) pipeline.consumer_release(used);
+      used = state.index;
+      state.advance(x.slots);
+    }
+    ptx::warpgroup_wait<0>();
+    ptx::warpgroup_fence_operand(sums);
+    launch_dependents();
+    ptx::named_barrier_sync<P::kConsumers, 128 * P::kGroups>();  // no warpgroup reads the stages any more
+    store_sums(smem, group, sums);
+  }
+
+  AT_DEVICE static void store_sums(const Layout& smem, int group, const Sums& sums) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+#pragma unroll
+    for (int block = 0; block < P::kBlocks; ++block) {
+      const int row = (group * P::kBlocks + block) * 64 + 16 * warp + lane / 4;
+      const uint32_t to = End::sum_row(smem, row) + 8 * (lane % 4);
+#pragma unroll
+      for (int i = 0; i < P::kN / 2; i += 2)
+        ptx::st_shared(to + i % 4 / 2 * 8 * P::kSumPitch * 4 + i / 4 * 32,
+                       make_float2(sums[block][i], sums[block][i + 1]));
+    }
+  }
+};
+
+}  // namespace at

@@ -1,0 +1,116 @@
+// Host side and shared definitions of the kernel in wgrad/pointwise.cuh: sizes, parameters, prepare() and the
+// shared-memory layout.
+#pragma once
+#include "common/fast_divmod.cuh"
+#include "common/ptx/tma.cuh"
+#include "sm90/pipeline.cuh"
+#include "sm90/smem_layout.cuh"
+
+namespace at {
+
+template <typename Config>
+struct PointwiseWgradPlan {
+  using Element = typename Config::Element;
+  using Steps = typename Config::Steps;
+  static constexpr int kChunk = 64;   // channels of a box: a row of 128 bytes in shared memory
+  static constexpr int kPixels = 64;  // of a stage
+  static constexpr int kM = Config::kM, kN = Config::kN, kMChunks = kM / kChunk, kNChunks = kN / kChunk;
+  static constexpr int kGroups = Config::kGroups, kBlocks = kMChunks / kGroups;  // blocks of 64 rows of a warpgroup
+  static constexpr int kSlices = Config::kSlices;                                // blocks of a cluster
+  static constexpr int kThreads = 128 * kGroups + 32;
+  static constexpr int kChunkBytes = kPixels * kChunk * (int)sizeof(Element);
+  static constexpr int kXOffset = kMChunks * kChunkBytes, kStageBytes = (kMChunks + kNChunks) * kChunkBytes;
+  static constexpr int kK = 16, kKBytes = kK * kChunk * (int)sizeof(Element);  // of a product
+  // Sums in shared memory: rows of kN floats, padded so that a warp's accumulators meet all banks.
+  static constexpr int kFilterColumns = 1, kSumRows = kM, kSumPitch = kN + 8, kSumBytes = kSumRows * kSumPitch * 4;
+  static constexpr int kShareRows = kSumRows / kSlices;  // rows that a block of the cluster finishes
+  static constexpr int kVector = 4, kRowVectors = kN / kVector;
+  enum { kDy = 0, kX = 1, kDw = 2 };       // indices of the pointers: Problem.operands()
+  using Launch = typename Config::Launch;  // launch values by name, in the family's order
+  enum NamedBarrier { kConsumers = 1 };
+  static constexpr int kDyMap = 0, kXMap = 128;  // offsets in Params
+  static_assert(kMChunks % kGroups == 0 && kN % kChunk == 0 && kN <= 256, "no such tile");
+  static_assert(kSumRows % kSlices == 0, "no such split");
+
+  struct alignas(64) Params {
+    uint8_t dy_map[128], x_map[128];
+    int k, c, r, s;
+    int slots, steps, workers;  // stages; boxes of pixels; blocks that split them
+    FastDivmod tiles_n, tiles;
+    int splits;  // clusters that split the pixels
+    float scalars[AT_MAX_SCALARS];
+    at_pointers p;
+  };
+
+  // ---- Before the launch ----
+
+  AT_DEVICE static void prepare(const at_conv2d& a, at_prepared* out) {
+    Params x{};
+    x.k = a.k, x.c = a.c, x.r = 1, x.s = 1;
+    x.slots = a.launch[Launch::kSlots], x.splits = a.launch[Launch::kSplits];
+    for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
+    if (a.r * a.s * a.stride_h * a.stride_w > 1 || a.pad_h + a.pad_w > 0)
+      return refused(out, "the filter must be 1x1 with stride 1 and no padding");
+    if (a.groups > 1) return refused(out, "groups must be 1");
+    if (a.c % 8 || a.k % 8) return refused(out, "c and k must be multiples of 8");
+    const int pixels = a.n * a.p * a.q;
+    x.steps = ceil_div(pixels, kPixels), x.workers = kSlices * x.splits;
+    if (x.splits < 1 || x.workers > x.steps) return refused(out, "splits must leave 64 pixels to each block");
+    const int64_t shared = kSmemAlignment + Layout(x, 0).end;
+    if (x.slots < 2 || x.slots > 32 || shared > AT_MAX_SHARED_BYTES)
+      return refused(out, "slots must be 2 to 32, and fit the GPU's shared memory");
+    const int tiles_n = ceil_div(a.c, kN), tiles = ceil_div(a.k, kM) * tiles_n;
+    x.tiles_n = FastDivmod::make(tiles_n), x.tiles = FastDivmod::make(tiles);
+    const int64_t sums = (int64_t)x.splits * tiles * kSumRows * kN * 4;
+    prepared(out, x, tiles * x.workers, 1, 1, kThreads, (int)shared, x.splits > 1 ? counter_bytes(tiles) + sums : 0);
+
+    out->tensor_map_count = 2;
+    describe(out->tensor_maps[0], kDyMap, kDy, pixels, a.k);
+    describe(out->tensor_maps[1], kXMap, kX, pixels, a.c);
+  }
+
+  // The workspace begins with a counter for each part of a tile; the sums of the clusters follow.
+  AT_DEVICE static int64_t counter_bytes(int64_t tiles) { return ceil_div(tiles * kSlices * 4, 256) * 256; }
+
+  AT_DEVICE static void describe(at_tensor_map& map, int offset, int pointer, uint64_t pixels, uint64_t channels) {
+    map = {offset, pointer, Config::kMapElement, ptx::swizzle_mode(128)};
+    ptx::describe_tensor_map<Element>(map, {channels, pixels}, {kChunk, kPixels}, {1, 1});
+  }
+
+  // ---- Of a block ----
+
+  // Addresses in shared memory. A stage holds 64 pixels: kMChunks boxes of dy, then kNChunks of x. The sums replace the
+  // stages when these are empty.
+  struct Layout {
+    uint32_t stages, sums, full, empty, last, end;
+    AT_DEVICE Layout(const Params& x, uint32_t memory) {
+      SmemLayout layout(memory);
+      sums = memory;
+      stages = layout.add(x.slots * kStageBytes);
+      if (layout.end < memory + kSumBytes) layout.end = memory + kSumBytes;
+      full = layout.add_barriers(x.slots), empty = layout.add_barriers(x.slots);
+      last = layout.add(8);
+      end = layout.end;
+    }
+  };
+
+  AT_DEVICE static Pipeline pipeline(const Layout& smem) { return {smem.full, smem.empty}; }
+
+  // The tile of a block, and its place among the blocks that share the tile's pixels. A tile has one tap.
+  struct Tile {
+    static constexpr int r = 0, s = 0;
+    int index, k, c, split, slice;
+    AT_DEVICE explicit Tile(const Params& x) {
+      slice = blockIdx.x % kSlices;
+      split = x.tiles.divmod(blockIdx.x / kSlices, index);
+      k = x.tiles_n.divmod(index, c) * kM, c *= kN;
+    }
+    AT_DEVICE int first_step(const Params& x, int next = 0) const {
+      return (int)((int64_t)x.steps * (split * kSlices + slice + next) / x.workers);
+    }
+  };
+
+  using Sums = float[kBlocks][kN / 2];
+};
+
+}  // namespace at

@@ -1,0 +1,96 @@
+// The end of a gradient by the weight: the sums of all blocks that share a tile's pixels, the steps, and the result.
+//
+// A block leaves its sums in shared memory, a row of kN channels for each output channel of each tap. The blocks of a
+// cluster add them through distributed shared memory, each for a part of the tile. With several clusters a tile these
+// add through a workspace: the last one to arrive adds all, in fixed order, so results have the same bits in each run.
+#pragma once
+#include "common/ptx/distributed_shared_memory.cuh"
+#include "common/ptx/shared_memory.cuh"
+
+namespace at {
+
+// P: the plan, with the sizes, Params, the Layout of shared memory and the Tile of a block.
+template <typename P>
+struct WgradSums : P {
+  using Params = typename P::Params;
+  using Layout = typename P::Layout;
+  using Tile = typename P::Tile;
+
+  AT_DEVICE static uint32_t sum_row(const Layout& smem, int row) { return smem.sums + row * (P::kSumPitch * 4); }
+
+  // Adds the sums of the cluster's blocks for this block's part of the tile.
+  AT_DEVICE static void finish(const Params& x, const Layout& smem, const Tile& tile) {
+    constexpr int kVectors = P::kShareRows * P::kRowVectors;
+    const int first = tile.slice * P::kShareRows * P::kRowVectors;
+    float4* const partial = partial_sums(x, tile, tile.split) + first;
+    for (int i = threadIdx.x; i < kVectors; i += P::kThreads) {
+      const Place at(first + i);
+      float v[P::kVector] = {};
+      // Each block begins with its own sums, so that not all read from the same block.
+#pragma unroll
+      for (int j = 0; j < P::kSlices; ++j) add(v, block_sums(smem, at, (tile.slice + j) % P::kSlices));
+      if (x.splits == 1) store_vector(x, tile, at, v);
+      else partial[i] = make_float4(v[0], v[1], v[2], v[3]);
+    }
+    if (x.splits > 1 && is_last(x, smem, tile)) {
+      const int64_t next = (int64_t)x.tiles.divisor * P::kSumRows * P::kRowVectors;  // from one split to the next
+      const float4* const sums = partial_sums(x, tile, 0) + first;
+      for (int i = threadIdx.x; i < kVectors; i += P::kThreads) {
+        float v[P::kVector] = {};
+#pragma unroll 16
+        for (int split = 0; split < x.splits; ++split) add(v, sums[split * next + i]);
+        store_vector(x, tile, Place(first + i), v);
+      }
+    }
+  }
+
+  // A vector of a tile's sums: its row, and its first channel.
+  struct Place {
+    int row, c;
+    AT_DEVICE explicit Place(int vector) : row(vector / P::kRowVectors), c(vector % P::kRowVectors * P::kVector) {}
+  };
+
+  AT_DEVICE static void add(float (&v)[P::kVector], float4 other) {
+    v[0] += other.x, v[1] += other.y, v[2] += other.z, v[3] += other.w;
+  }
+
+  AT_DEVICE static float4 block_sums(const Layout& smem, const Place& at, int block) {
+    const uint32_t address = sum_row(smem, at.row) + 4 * at.c;
+    if constexpr (P::kSlices > 1) return ptx::ld_shared_cluster_float4(address, block);
+    else return ptx::ld_shared_float4(address);
+  }
+
+  // The workspace: a counter for each part of a tile, then the sums of the clusters.
+  AT_DEVICE static float4* partial_sums(const Params& x, const Tile& tile, int split) {
+    char* const sums = (char*)x.p.p[AT_WORKSPACE] + P::counter_bytes(x.tiles.divisor);
+    return (float4*)sums + ((int64_t)split * x.tiles.divisor + tile.index) * P::kSumRows * P::kRowVectors;
+  }
+
+  // Counts this block; true in the last of the blocks that have this part of this tile.
+  AT_DEVICE static bool is_last(const Params& x, const Layout& smem, const Tile& tile) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      int* const counter = (int*)x.p.p[AT_WORKSPACE] + tile.index * P::kSlices + tile.slice;
+      const int arrived = atomicAdd(counter, 1);
+      if (arrived == x.splits - 1) *counter = 0;  // for the next launch
+      ptx::st_shared(smem.last, make_uint2(arrived == x.splits - 1, 0));
+    }
+    __syncthreads();
+    __threadfence();
+    return ptx::ld_shared_word(smem.last) != 0;
+  }
+
+  AT_DEVICE static void store_vector(const Params& x, const Tile& tile, const Place& at, float (&v)[P::kVector]) {
+    const int tap = at.row / P::kM, k = tile.k + at.row % P::kM;
+    const int r = tile.r + tap / P::kFilterColumns, s = tile.s + tap % P::kFilterColumns;
+    const int channel = tile.c + at.c;
+    if (k >= x.k || channel >= x.c || r >= x.r || s >= x.s) return;
+    const int64_t offset = (((int64_t)k * x.r + r) * x.s + s) * x.c + channel;
+    const typename P::Steps::Fetched none{};  // the steps load their operands themselves
+    P::Steps::apply(v, x.p.p, x.scalars, channel, offset, none);
+    store(v, (typename P::Element*)x.p.p[P::kDw] + offset);
+  }
+};
+
+}  // namespace at
