@@ -53,7 +53,7 @@ PROBLEMS = {
         "conv2d_wgrad n=2 h=9 w=10 c=12 k=20 r=3 s=3 stride=2,2 pad=1,1 dtype={} epilogue=add_scalar,bias",
         "conv2d_wgrad n=3 h=21 w=20 c=3 k=10 r=3 s=3 pad=1,1 dtype={} epilogue=none",
     ],
-    "sm90_pointwise_wgrad": [
+    "sm90_im2col_wgrad": [
         "conv2d_wgrad n=9 h=8 w=8 c=64 k=128 dtype={} epilogue=none",
         "conv2d_wgrad n=5 h=13 w=9 c=72 k=200 dtype={} epilogue=mul_scalar,add",
         "conv2d_wgrad n=40 h=7 w=7 c=264 k=256 dtype={} epilogue=none",

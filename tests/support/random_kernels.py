@@ -366,7 +366,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
         f"{convolution(rng, 'conv2d_gradient_sums')} relu={rng.randint(0, 2)} gradients={rng.randint(1, 2)}"
     ),
     "sm90_conv2d_statistics": lambda rng: convolution(rng, "conv2d_statistics"),
-    "sm90_pointwise_wgrad": lambda rng: convolution(rng, "conv2d_wgrad"),
+    "sm90_im2col_wgrad": lambda rng: convolution(rng, "conv2d_wgrad"),
     "sm90_strided_dgrad": lambda rng: convolution(rng, "conv2d_dgrad"),
     "sm90_conv2d_wgrad": lambda rng: convolution(rng, "conv2d_wgrad"),
     "sm90_e4m3_conv2d": lambda rng: rng.choice((grouped, grouped, product))(rng),

@@ -178,6 +178,16 @@ struct WgradPlan {
     }
   };
 
+  // Where the sum of a tile's row and column belongs: its output channel, tap and input channel.
+  struct Place {
+    int k, r, s, c;
+    AT_DEVICE Place(const Params& x, const Tile& tile, int row, int column) {
+      const int tap = row / kM;
+      k = tile.k + row % kM, r = tile.r + tap / kFilterColumns, s = tile.s + tap % kFilterColumns;
+      c = tile.c + column;
+    }
+  };
+
   using Sums = float[kProducts][kProductN / 2];
 };
 

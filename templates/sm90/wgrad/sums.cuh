@@ -24,7 +24,7 @@ struct WgradSums : P {
     const int first = tile.slice * P::kShareRows * P::kRowVectors;
     float4* const partial = partial_sums(x, tile, tile.split) + first;
     for (int i = threadIdx.x; i < kVectors; i += P::kThreads) {
-      const Place at(first + i);
+      const Vector at(first + i);
       float v[P::kVector] = {};
       // Each block begins with its own sums, so that not all read from the same block.
 #pragma unroll
@@ -39,23 +39,24 @@ struct WgradSums : P {
         float v[P::kVector] = {};
 #pragma unroll 16
         for (int split = 0; split < x.splits; ++split) add(v, sums[split * next + i]);
-        store_vector(x, tile, Place(first + i), v);
+        store_vector(x, tile, Vector(first + i), v);
       }
     }
   }
 
-  // A vector of a tile's sums: its row, and its first channel.
-  struct Place {
-    int row, c;
-    AT_DEVICE explicit Place(int vector) : row(vector / P::kRowVectors), c(vector % P::kRowVectors * P::kVector) {}
+  // A vector of a tile's sums: its row, and its first column.
+  struct Vector {
+    int row, column;
+    AT_DEVICE explicit Vector(int vector)
+        : row(vector / P::kRowVectors), column(vector % P::kRowVectors * P::kVector) {}
   };
 
   AT_DEVICE static void add(float (&v)[P::kVector], float4 other) {
     v[0] += other.x, v[1] += other.y, v[2] += other.z, v[3] += other.w;
   }
 
-  AT_DEVICE static float4 block_sums(const Layout& smem, const Place& at, int block) {
-    const uint32_t address = sum_row(smem, at.row) + 4 * at.c;
+  AT_DEVICE static float4 block_sums(const Layout& smem, const Vector& at, int block) {
+    const uint32_t address = sum_row(smem, at.row) + 4 * at.column;
     if constexpr (P::kSlices > 1) return ptx::ld_shared_cluster_float4(address, block);
     else return ptx::ld_shared_float4(address);
   }
@@ -81,14 +82,12 @@ struct WgradSums : P {
     return ptx::ld_shared_word(smem.last) != 0;
   }
 
-  AT_DEVICE static void store_vector(const Params& x, const Tile& tile, const Place& at, float (&v)[P::kVector]) {
-    const int tap = at.row / P::kM, k = tile.k + at.row % P::kM;
-    const int r = tile.r + tap / P::kFilterColumns, s = tile.s + tap % P::kFilterColumns;
-    const int channel = tile.c + at.c;
-    if (k >= x.k || channel >= x.c || r >= x.r || s >= x.s) return;
-    const int64_t offset = (((int64_t)k * x.r + r) * x.s + s) * x.c + channel;
+  AT_DEVICE static void store_vector(const Params& x, const Tile& tile, const Vector& at, float (&v)[P::kVector]) {
+    const typename P::Place to(x, tile, at.row, at.column);
+    if (to.k >= x.k || to.c >= x.c || to.r >= x.r || to.s >= x.s) return;
+    const int64_t offset = (((int64_t)to.k * x.r + to.r) * x.s + to.s) * x.c + to.c;
     const typename P::Steps::Fetched none{};  // the steps load their operands themselves
-    P::Steps::apply(v, x.p.p, x.scalars, channel, offset, none);
+    P::Steps::apply(v, x.p.p, x.scalars, to.c, offset, none);
     store(v, (typename P::Element*)x.p.p[P::kDw] + offset);
   }
 };

@@ -1,25 +1,28 @@
-// Gradient of a 1x1 convolution by its weight for Hopper: TMA loads, wgmma, NHWC, float32 sums, the same bits in each
-// run.
+// Gradient of a convolution by its weight as one matrix product, for Hopper: TMA loads, wgmma, NHWC, float32 sums, the
+// same bits in each run.
 //
-// It is a matrix product: the sum over all pixels of dy (k channels) times x (c channels). Both have their channels in
-// the order of memory, so they are operands of wgmma with channels as the contiguous axis. A stage has 64 neighbouring
-// pixels, whatever image they belong to, and its four products are issued together.
+// It is the sum over all pixels of dy (k channels) times the pixels of x that each tap meets (c channels for each tap).
+// Both have their channels in the order of memory, so they are operands of wgmma with channels as the contiguous axis.
+// A stage has 64 neighbouring pixels of dy, whatever image they belong to, and the pixels of x that TMA gathers for
+// them in its im2col mode. Its four products are issued together. The columns of a tile are chunks of 64 channels; a
+// tile may have chunks of several taps.
 //
-// One thread loads and kGroups warpgroups multiply. Blocks split the pixels; sums.cuh adds their sums.
+// One thread loads and kGroups warpgroups multiply. Blocks split the pixels; sums.cuh adds their sums. The kernel in
+// conv2d.cuh loads x and dy once for all taps, and skips the padding, but it issues one product at a time.
 #pragma once
 #include "common/ptx/cluster.cuh"
 #include "common/ptx/mbarrier.cuh"
 #include "common/ptx/registers.cuh"
 #include "common/ptx/shared_memory.cuh"
 #include "common/ptx/wgmma.cuh"
-#include "sm90/wgrad/pointwise_plan.cuh"
+#include "sm90/wgrad/im2col_plan.cuh"
 #include "sm90/wgrad/sums.cuh"
 
 namespace at {
 
 template <typename Config>
-struct HopperPointwiseWgrad : WgradSums<PointwiseWgradPlan<Config>> {
-  using P = PointwiseWgradPlan<Config>;
+struct HopperIm2colWgrad : WgradSums<Im2colWgradPlan<Config>> {
+  using P = Im2colWgradPlan<Config>;
   using End = WgradSums<P>;
   using Params = typename P::Params;
   using Layout = typename P::Layout;
@@ -60,17 +63,30 @@ struct HopperPointwiseWgrad : WgradSums<PointwiseWgradPlan<Config>> {
   AT_DEVICE static void load(const Params& x, const Layout& smem, const Tile& tile) {
     const Pipeline pipeline = P::pipeline(smem);
     const int last = tile.first_step(x, 1);
+    typename P::Column columns[P::kNChunks];
+#pragma unroll
+    for (int i = 0; i < P::kNChunks; ++i) {
+      columns[i] = typename P::Column(x, min(tile.column + i, x.columns - 1));
+      columns[i].r *= x.dilation_h, columns[i].s *= x.dilation_w;
+    }
     PipelineState state{0, 1};
     for (int step = tile.first_step(x); step < last; ++step, state.advance(x.slots)) {
       const uint32_t full = pipeline.producer_acquire(state), to = smem.stages + state.index * P::kStageBytes;
       const int pixel = step * P::kPixels;
+      int h, w;
+      const int n = x.area.divmod(pixel, h);
+      h = x.width.divmod(h, w) * x.stride_h - x.pad_h, w = w * x.stride_w - x.pad_w;
       ptx::mbarrier_arrive_expect_tx(full, P::kStageBytes);
 #pragma unroll
       for (int i = 0; i < P::kMChunks; ++i)
         ptx::tma_load_2d<false>(to + i * P::kChunkBytes, x.dy_map, full, tile.k + i * P::kChunk, pixel, 0);
 #pragma unroll
-      for (int i = 0; i < P::kNChunks; ++i)
-        ptx::tma_load_2d<false>(to + P::kXOffset + i * P::kChunkBytes, x.x_map, full, tile.c + i * P::kChunk, pixel, 0);
+      for (int i = 0; i < P::kNChunks; ++i) {
+        const typename P::Column& at = columns[i];
+        const uint32_t chunk = to + P::kXOffset + i * P::kChunkBytes;
+        if (x.pointwise) ptx::tma_load_2d<false>(chunk, x.x_map, full, at.c, pixel, 0);
+        else ptx::tma_load_im2col<false>(chunk, x.x_map, full, at.c, w, h, n, at.s, at.r, 0);
+      }
     }
   }
 

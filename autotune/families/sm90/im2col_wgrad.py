@@ -1,7 +1,7 @@
-"""Gradient of a 1x1 convolution by its weight for Hopper: TMA and wgmma; fp16 and bf16 with float32 sums, NHWC.
+"""Gradient of a convolution by its weight as one matrix product for Hopper; fp16 and bf16 with float32 sums, NHWC.
 
-It is a GEMM with M = k, N = c, K = n*p*q, whose operands both have M and N in the order of memory. See
-templates/sm90/wgrad/pointwise.cuh.
+The GEMM is M = k, N = r*s*c, K = n*p*q, by TMA's im2col mode and wgmma. Its operands both have M and N in the order of
+memory. See templates/sm90/wgrad/im2col.cuh.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from autotune.core import Architecture, ceil_div
 from autotune.families.base import Config, Launch, Parameter, Value
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.families.sm90.hopper_family import hopper_family
+from autotune.families.sm90.im2col import im2col_rules
 from autotune.families.sm90.rates import LOADED_BYTES_A_CYCLE
 from autotune.families.sm90.registers import thread_registers
 from autotune.ir import Conv2dWgrad, Epilogue
@@ -26,12 +27,12 @@ _END_CYCLES, _REDUCE_BYTES_A_CYCLE = 3000, 40  # of a block; of the sums that bl
 
 
 @dataclass(frozen=True)
-class PointwiseWgradShape:
+class Im2colWgradShape:
     """A config by name.
 
     Attributes:
         m: Output channels of a tile.
-        n: Input channels of a tile.
+        n: Columns of a tile: chunks of 64 input channels of a tap.
         groups: Warpgroups that multiply.
         slices: Blocks of a cluster.
     """
@@ -42,9 +43,9 @@ class PointwiseWgradShape:
     slices: int
 
     @classmethod
-    def from_config(cls, config: Config) -> PointwiseWgradShape:
+    def from_config(cls, config: Config) -> Im2colWgradShape:
         """Return the shape of a config."""
-        names = ("tile_k", "tile_c", "groups", "slices")
+        names = ("tile_k", "tile_n", "groups", "slices")
         return cls(*(int(config[name]) for name in names))
 
     @property
@@ -78,14 +79,19 @@ class PointwiseWgradShape:
 
     def tiles(self, problem: Conv2dWgrad) -> int:
         """Return the tiles of a problem."""
-        return ceil_div(problem.k, self.m) * ceil_div(problem.c, self.n)
+        return ceil_div(problem.k, self.m) * ceil_div(_columns(problem), self.n)
+
+
+def _columns(problem: Conv2dWgrad) -> int:
+    """Return the columns of the product; each tap has whole chunks."""
+    return problem.r * problem.s * ceil_div(problem.c, _CHUNK) * _CHUNK
 
 
 def _steps(problem: Conv2dWgrad) -> int:
     return ceil_div(problem.n * problem.p * problem.q, _PIXELS)
 
 
-def _splits(problem: Conv2dWgrad, x: PointwiseWgradShape, arch: Architecture) -> list[int]:
+def _splits(problem: Conv2dWgrad, x: Im2colWgradShape, arch: Architecture) -> list[int]:
     """Return the clusters a tile that fill the GPU once, and half as many."""
     most = min(_steps(problem) // x.slices, _MAX_SPLITS)
     fill = arch.processors_for(x.slices) // (x.slices * x.tiles(problem))
@@ -93,12 +99,12 @@ def _splits(problem: Conv2dWgrad, x: PointwiseWgradShape, arch: Architecture) ->
 
 
 def _launches(problem: Conv2dWgrad, config: Config, arch: Architecture) -> list[Launch]:
-    x = PointwiseWgradShape.from_config(config)
+    x = Im2colWgradShape.from_config(config)
     return [{"slots": x.slots(arch), "splits": splits} for splits in _splits(problem, x, arch)]
 
 
 def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    x = PointwiseWgradShape.from_config(config)
+    x = Im2colWgradShape.from_config(config)
 
     def rules() -> Rules:
         yield require(x.m % (_CHUNK * x.groups) == 0, "tile_k must be a multiple of 64 channels for each warpgroup")
@@ -111,21 +117,19 @@ def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilo
 
 def _why_unsupported(problem: Conv2dWgrad) -> str | None:
     def rules() -> Rules:
-        plain = (problem.r, problem.s, *problem.stride, *problem.pad) == (1, 1, 1, 1, 0, 0)
-        yield require(plain, "the filter must be 1x1 with stride 1 and no padding")
         yield require(problem.groups == 1, "groups must be 1")
         yield require(problem.c % 8 == 0 and problem.k % 8 == 0, "c and k must be multiples of 8")
-        yield require(problem.n * problem.p * problem.q < 2**31, "dy must have fewer than 2^31 pixels")
+        yield from im2col_rules(problem, *problem.stride)
 
     return first_unmet(rules())
 
 
 def _why_unfit(problem: Conv2dWgrad, config: Config, arch: Architecture) -> str | None:
-    x = PointwiseWgradShape.from_config(config)
+    x = Im2colWgradShape.from_config(config)
 
     def rules() -> Rules:
         yield require(x.m - _CHUNK < problem.k, f"tile_k {x.m} would leave products without channels")
-        yield require(x.n - _CHUNK < problem.c, f"tile_c {x.n} would leave products without channels")
+        yield require(x.n - _CHUNK < _columns(problem), f"tile_n {x.n} would leave products without channels")
         yield require(x.slices <= _steps(problem), f"slices {x.slices} would leave blocks without pixels")
 
     return first_unmet(rules())
@@ -133,7 +137,7 @@ def _why_unfit(problem: Conv2dWgrad, config: Config, arch: Architecture) -> str 
 
 def _cost(problem: Conv2dWgrad, config: Config, arch: Architecture) -> float:
     """Estimate cycles: the steps of a block, bound by products or by loads, then the sums of all blocks."""
-    x, best = PointwiseWgradShape.from_config(config), float("inf")
+    x, best = Im2colWgradShape.from_config(config), float("inf")
     step = max(x.m * x.n * _PIXELS / arch.wgmma_rate, (x.m + x.n) * _PIXELS * 2 / LOADED_BYTES_A_CYCLE)
     for splits in _splits(problem, x, arch):
         blocks = x.tiles(problem) * splits * x.slices
@@ -150,17 +154,17 @@ def _candidate_values(
 
 
 def _label(config: Config) -> str:
-    x = PointwiseWgradShape.from_config(config)
+    x = Im2colWgradShape.from_config(config)
     return f"{x.m}x{x.n} {x.groups}wg" + (f" c{x.slices}" if x.slices > 1 else "")
 
 
 FAMILY = hopper_family(
-    "sm90_pointwise_wgrad",
+    "sm90_im2col_wgrad",
     Conv2dWgrad,
-    template="sm90/wgrad/pointwise.cu.j2",
+    template="sm90/wgrad/im2col.cu.j2",
     parameters=(
         Parameter("tile_k", (64, 128, 192, 256), "output channels of a tile"),
-        Parameter("tile_c", (64, 128, 192, 256), "input channels of a tile"),
+        Parameter("tile_n", (64, 128, 192, 256), "columns of a tile: chunks of 64 input channels of a tap"),
         Parameter("groups", (1, 2, 3), "warpgroups that multiply"),
         Parameter("slices", (1, 2, 4, 8), "blocks of a cluster that split a tile's pixels"),
     ),

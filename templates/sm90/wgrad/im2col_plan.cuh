@@ -1,4 +1,4 @@
-// Host side and shared definitions of the kernel in wgrad/pointwise.cuh: sizes, parameters, prepare() and the
+// Host side and shared definitions of the kernel in wgrad/im2col.cuh: sizes, parameters, prepare() and the
 // shared-memory layout.
 #pragma once
 #include "common/fast_divmod.cuh"
@@ -9,7 +9,7 @@
 namespace at {
 
 template <typename Config>
-struct PointwiseWgradPlan {
+struct Im2colWgradPlan {
   using Element = typename Config::Element;
   using Steps = typename Config::Steps;
   static constexpr int kChunk = 64;   // channels of a box: a row of 128 bytes in shared memory
@@ -22,7 +22,7 @@ struct PointwiseWgradPlan {
   static constexpr int kXOffset = kMChunks * kChunkBytes, kStageBytes = (kMChunks + kNChunks) * kChunkBytes;
   static constexpr int kK = 16, kKBytes = kK * kChunk * (int)sizeof(Element);  // of a product
   // Sums in shared memory: rows of kN floats, padded so that a warp's accumulators meet all banks.
-  static constexpr int kFilterColumns = 1, kSumRows = kM, kSumPitch = kN + 8, kSumBytes = kSumRows * kSumPitch * 4;
+  static constexpr int kSumRows = kM, kSumPitch = kN + 8, kSumBytes = kSumRows * kSumPitch * 4;
   static constexpr int kShareRows = kSumRows / kSlices;  // rows that a block of the cluster finishes
   static constexpr int kVector = 4, kRowVectors = kN / kVector;
   enum { kDy = 0, kX = 1, kDw = 2 };       // indices of the pointers: Problem.operands()
@@ -35,8 +35,11 @@ struct PointwiseWgradPlan {
   struct alignas(64) Params {
     uint8_t dy_map[128], x_map[128];
     int k, c, r, s;
+    int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+    int pointwise;              // x is loaded by boxes of its pixels, as dy
     int slots, steps, workers;  // stages; boxes of pixels; blocks that split them
-    FastDivmod tiles_n, tiles;
+    int columns;                // chunks of 64 channels of all taps
+    FastDivmod chunks, filter_width, area, width, tiles_n, tiles;
     int splits;  // clusters that split the pixels
     float scalars[AT_MAX_SCALARS];
     at_pointers p;
@@ -46,11 +49,12 @@ struct PointwiseWgradPlan {
 
   AT_DEVICE static void prepare(const at_conv2d& a, at_prepared* out) {
     Params x{};
-    x.k = a.k, x.c = a.c, x.r = 1, x.s = 1;
+    x.k = a.k, x.c = a.c, x.r = a.r, x.s = a.s;
+    x.stride_h = a.stride_h, x.stride_w = a.stride_w, x.pad_h = a.pad_h, x.pad_w = a.pad_w;
+    x.dilation_h = a.dilation_h, x.dilation_w = a.dilation_w;
+    x.pointwise = a.r * a.s * a.stride_h * a.stride_w == 1 && a.pad_h + a.pad_w == 0;
     x.slots = a.launch[Launch::kSlots], x.splits = a.launch[Launch::kSplits];
     for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
-    if (a.r * a.s * a.stride_h * a.stride_w > 1 || a.pad_h + a.pad_w > 0)
-      return refused(out, "the filter must be 1x1 with stride 1 and no padding");
     if (a.groups > 1) return refused(out, "groups must be 1");
     if (a.c % 8 || a.k % 8) return refused(out, "c and k must be multiples of 8");
     const int pixels = a.n * a.p * a.q;
@@ -59,14 +63,18 @@ struct PointwiseWgradPlan {
     const int64_t shared = kSmemAlignment + Layout(x, 0).end;
     if (x.slots < 2 || x.slots > 32 || shared > AT_MAX_SHARED_BYTES)
       return refused(out, "slots must be 2 to 32, and fit the GPU's shared memory");
-    const int tiles_n = ceil_div(a.c, kN), tiles = ceil_div(a.k, kM) * tiles_n;
+    x.chunks = FastDivmod::make(ceil_div(a.c, kChunk)), x.filter_width = FastDivmod::make(a.s);
+    x.area = FastDivmod::make(a.p * a.q), x.width = FastDivmod::make(a.q);
+    x.columns = a.r * a.s * x.chunks.divisor;
+    const int tiles_n = ceil_div(x.columns, kNChunks), tiles = ceil_div(a.k, kM) * tiles_n;
     x.tiles_n = FastDivmod::make(tiles_n), x.tiles = FastDivmod::make(tiles);
     const int64_t sums = (int64_t)x.splits * tiles * kSumRows * kN * 4;
     prepared(out, x, tiles * x.workers, 1, 1, kThreads, (int)shared, x.splits > 1 ? counter_bytes(tiles) + sums : 0);
 
     out->tensor_map_count = 2;
     describe(out->tensor_maps[0], kDyMap, kDy, pixels, a.k);
-    describe(out->tensor_maps[1], kXMap, kX, pixels, a.c);
+    if (x.pointwise) describe(out->tensor_maps[1], kXMap, kX, pixels, a.c);
+    else describe_im2col(out->tensor_maps[1], a);
   }
 
   // The workspace begins with a counter for each part of a tile; the sums of the clusters follow.
@@ -75,6 +83,16 @@ struct PointwiseWgradPlan {
   AT_DEVICE static void describe(at_tensor_map& map, int offset, int pointer, uint64_t pixels, uint64_t channels) {
     map = {offset, pointer, Config::kMapElement, ptx::swizzle_mode(128)};
     ptx::describe_tensor_map<Element>(map, {channels, pixels}, {kChunk, kPixels}, {1, 1});
+  }
+
+  AT_DEVICE static void describe_im2col(at_tensor_map& map, const at_conv2d& a) {
+    const uint64_t n = a.n, h = a.h, w = a.w, c = a.c;
+    map = {kXMap, kX, Config::kMapElement, ptx::swizzle_mode(128)};
+    ptx::describe_tensor_map<Element>(map, {c, w, h, n}, {kChunk, 1, 1, 1},
+                                      {1, (uint32_t)a.stride_w, (uint32_t)a.stride_h, 1});
+    map.pixels = kPixels;
+    map.lower[0] = -a.pad_w, map.upper[0] = a.pad_w - (a.s - 1) * a.dilation_w;
+    map.lower[1] = -a.pad_h, map.upper[1] = a.pad_h - (a.r - 1) * a.dilation_h;
   }
 
   // ---- Of a block ----
@@ -96,17 +114,36 @@ struct PointwiseWgradPlan {
 
   AT_DEVICE static Pipeline pipeline(const Layout& smem) { return {smem.full, smem.empty}; }
 
-  // The tile of a block, and its place among the blocks that share the tile's pixels. A tile has one tap.
+  // A chunk of the channels of one tap.
+  struct Column {
+    int c, r, s;
+    AT_DEVICE Column() {}
+    AT_DEVICE Column(const Params& x, int chunk) {
+      r = x.filter_width.divmod(x.chunks.divmod(chunk, c), s), c *= kChunk;
+    }
+  };
+
+  // The tile of a block, and its place among the blocks that share the tile's pixels. column: its first chunk.
   struct Tile {
-    static constexpr int r = 0, s = 0;
-    int index, k, c, split, slice;
+    int index, k, column, split, slice;
     AT_DEVICE explicit Tile(const Params& x) {
       slice = blockIdx.x % kSlices;
       split = x.tiles.divmod(blockIdx.x / kSlices, index);
-      k = x.tiles_n.divmod(index, c) * kM, c *= kN;
+      k = x.tiles_n.divmod(index, column) * kM, column *= kNChunks;
     }
     AT_DEVICE int first_step(const Params& x, int next = 0) const {
       return (int)((int64_t)x.steps * (split * kSlices + slice + next) / x.workers);
+    }
+  };
+
+  // Where the sum of a tile's row and column belongs: its output channel, tap and input channel.
+  struct Place {
+    int k, r, s, c;
+    AT_DEVICE Place(const Params& x, const Tile& tile, int row, int column) : k(tile.k + row) {
+      const int chunk = tile.column + column / kChunk;
+      const Column at(x, chunk);
+      r = at.r, s = at.s, c = at.c + column % kChunk;
+      if (chunk >= x.columns) r = x.r;  // beyond the last tap
     }
   };
 
