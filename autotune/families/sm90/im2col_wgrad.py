@@ -15,11 +15,9 @@ from autotune.families.rules import Rules, first_unmet, require
 from autotune.families.sm90.hopper_family import hopper_family
 from autotune.families.sm90.im2col import im2col_rules
 from autotune.families.sm90.rates import LOADED_BYTES_A_CYCLE
-from autotune.families.sm90.registers import thread_registers
+from autotune.families.sm90.staged_tile import CHUNK, StagedTile
 from autotune.ir import Conv2dWgrad, Epilogue
 
-_CHUNK, _PIXELS = 64, 64  # channels of a box; pixels of a stage
-_ALIGNMENT, _BARRIER_BYTES = 1024, 8
 _MAX_SLOTS, _MAX_SPLITS = 12, 64
 
 # For the cost, in cycles: estimates for an H200, not fitted.
@@ -27,19 +25,13 @@ _END_CYCLES, _REDUCE_BYTES_A_CYCLE = 3000, 40  # of a block; of the sums that bl
 
 
 @dataclass(frozen=True)
-class Im2colWgradShape:
-    """A config by name.
+class Im2colWgradShape(StagedTile):
+    """A config by name: a tile of output channels, and of chunks of 64 input channels of a tap.
 
     Attributes:
-        m: Output channels of a tile.
-        n: Columns of a tile: chunks of 64 input channels of a tap.
-        groups: Warpgroups that multiply.
         slices: Blocks of a cluster.
     """
 
-    m: int
-    n: int
-    groups: int
     slices: int
 
     @classmethod
@@ -49,33 +41,9 @@ class Im2colWgradShape:
         return cls(*(int(config[name]) for name in names))
 
     @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return 128 * self.groups + 32
-
-    @property
-    def sums(self) -> int:
-        """Registers of a thread for sums."""
-        return self.m // _CHUNK // self.groups * self.n // 2
-
-    @property
-    def other_registers(self) -> int:
-        """Registers of a thread beside its sums: what ptxas 13 takes, rounded up."""
-        return 24 + 4 * (self.m // _CHUNK // self.groups)
-
-    @property
     def sum_bytes(self) -> int:
         """Shared memory of a tile's sums, which replace the stages at the end."""
         return self.m * (self.n + 8) * 4
-
-    @property
-    def stage_bytes(self) -> int:
-        """Shared memory of a stage, with its barriers."""
-        return (self.m + self.n) * _PIXELS * 2 + 2 * _BARRIER_BYTES
-
-    def slots(self, arch: Architecture) -> int:
-        """Return the stages that fit."""
-        return min((arch.block_shared - _ALIGNMENT - _BARRIER_BYTES) // self.stage_bytes, _MAX_SLOTS)
 
     def tiles(self, problem: Conv2dWgrad) -> int:
         """Return the tiles of a problem."""
@@ -84,11 +52,11 @@ class Im2colWgradShape:
 
 def _columns(problem: Conv2dWgrad) -> int:
     """Return the columns of the product; each tap has whole chunks."""
-    return problem.r * problem.s * ceil_div(problem.c, _CHUNK) * _CHUNK
+    return problem.r * problem.s * ceil_div(problem.c, CHUNK) * CHUNK
 
 
 def _steps(problem: Conv2dWgrad) -> int:
-    return ceil_div(problem.n * problem.p * problem.q, _PIXELS)
+    return ceil_div(problem.n * problem.p * problem.q, CHUNK)
 
 
 def _splits(problem: Conv2dWgrad, x: Im2colWgradShape, arch: Architecture) -> list[int]:
@@ -100,19 +68,11 @@ def _splits(problem: Conv2dWgrad, x: Im2colWgradShape, arch: Architecture) -> li
 
 def _launches(problem: Conv2dWgrad, config: Config, arch: Architecture) -> list[Launch]:
     x = Im2colWgradShape.from_config(config)
-    return [{"slots": x.slots(arch), "splits": splits} for splits in _splits(problem, x, arch)]
+    return [{"slots": x.slots(arch, _MAX_SLOTS), "splits": splits} for splits in _splits(problem, x, arch)]
 
 
 def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    x = Im2colWgradShape.from_config(config)
-
-    def rules() -> Rules:
-        yield require(x.m % (_CHUNK * x.groups) == 0, "tile_k must be a multiple of 64 channels for each warpgroup")
-        most = thread_registers(arch, x.threads) - x.other_registers
-        yield require(x.sums <= most, f"a thread must have at most {most} sums, or spills; it has {x.sums}")
-        yield require(x.slots(arch) >= 2, "two stages must fit the shared memory")
-
-    return first_unmet(rules())
+    return first_unmet(Im2colWgradShape.from_config(config).rules(arch, "tile_k"))
 
 
 def _why_unsupported(problem: Conv2dWgrad) -> str | None:
@@ -128,8 +88,8 @@ def _why_unfit(problem: Conv2dWgrad, config: Config, arch: Architecture) -> str 
     x = Im2colWgradShape.from_config(config)
 
     def rules() -> Rules:
-        yield require(x.m - _CHUNK < problem.k, f"tile_k {x.m} would leave products without channels")
-        yield require(x.n - _CHUNK < _columns(problem), f"tile_n {x.n} would leave products without channels")
+        yield require(x.m - CHUNK < problem.k, f"tile_k {x.m} would leave products without channels")
+        yield require(x.n - CHUNK < _columns(problem), f"tile_n {x.n} would leave products without channels")
         yield require(x.slices <= _steps(problem), f"slices {x.slices} would leave blocks without pixels")
 
     return first_unmet(rules())
@@ -138,7 +98,7 @@ def _why_unfit(problem: Conv2dWgrad, config: Config, arch: Architecture) -> str 
 def _cost(problem: Conv2dWgrad, config: Config, arch: Architecture) -> float:
     """Estimate cycles: the steps of a block, bound by products or by loads, then the sums of all blocks."""
     x, best = Im2colWgradShape.from_config(config), float("inf")
-    step = max(x.m * x.n * _PIXELS / arch.wgmma_rate, (x.m + x.n) * _PIXELS * 2 / LOADED_BYTES_A_CYCLE)
+    step = max(x.m * x.n * CHUNK / arch.wgmma_rate, (x.m + x.n) * CHUNK * 2 / LOADED_BYTES_A_CYCLE)
     for splits in _splits(problem, x, arch):
         blocks = x.tiles(problem) * splits * x.slices
         rounds = ceil_div(blocks, arch.processors_for(x.slices))

@@ -15,11 +15,9 @@ from autotune.families.rules import Rules, first_unmet, require
 from autotune.families.sm90.hopper_family import hopper_family
 from autotune.families.sm90.im2col import im2col_rules
 from autotune.families.sm90.rates import LOADED_BYTES_A_CYCLE
-from autotune.families.sm90.registers import thread_registers
+from autotune.families.sm90.staged_tile import CHUNK, StagedTile
 from autotune.ir import Conv2dDgrad, Epilogue
 
-_CHUNK = 64  # channels of a stage: rows of 128 bytes
-_ALIGNMENT, _BARRIER_BYTES = 1024, 8
 _MAX_SLOTS, _MAX_STRIDE = 8, 2
 
 # For the cost, in cycles: estimates for an H200, not fitted.
@@ -27,19 +25,13 @@ _BLOCK_CYCLES, _STORED_BYTES_A_CYCLE = 2000, 20  # of a block's begin and end; t
 
 
 @dataclass(frozen=True)
-class StridedDgradShape:
-    """A config by name.
+class StridedDgradShape(StagedTile):
+    """A config by name: a tile of pixels and input channels.
 
     Attributes:
-        m: Pixels of a tile.
-        n: Input channels of a tile.
-        groups: Warpgroups that multiply.
         blocks: Blocks that a multiprocessor holds.
     """
 
-    m: int
-    n: int
-    groups: int
     blocks: int
 
     @classmethod
@@ -47,31 +39,6 @@ class StridedDgradShape:
         """Return the shape of a config."""
         names = ("tile_m", "tile_n", "groups", "blocks")
         return cls(*(int(config[name]) for name in names))
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return 128 * self.groups + 32
-
-    @property
-    def sums(self) -> int:
-        """Registers of a thread for sums."""
-        return self.m // 64 // self.groups * self.n // 2
-
-    @property
-    def other_registers(self) -> int:
-        """Registers of a thread beside its sums: what ptxas 13 takes, rounded up."""
-        return 24 + 4 * (self.m // 64 // self.groups)
-
-    @property
-    def stage_bytes(self) -> int:
-        """Shared memory of a stage, with its barriers."""
-        return (self.m + self.n) * _CHUNK * 2 + 2 * _BARRIER_BYTES
-
-    def slots(self, arch: Architecture) -> int:
-        """Return the stages that fit if `blocks` blocks share a multiprocessor."""
-        room = min(arch.block_shared, arch.sm_shared // self.blocks - arch.reserved_shared)
-        return min((room - _ALIGNMENT) // self.stage_bytes, _MAX_SLOTS)
 
 
 def _phases(problem: Conv2dDgrad) -> Iterator[tuple[int, int]]:
@@ -92,14 +59,7 @@ def _phases(problem: Conv2dDgrad) -> Iterator[tuple[int, int]]:
 
 def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
     x = StridedDgradShape.from_config(config)
-
-    def rules() -> Rules:
-        yield require(x.m % (64 * x.groups) == 0, "tile_m must be a multiple of 64 pixels for each warpgroup")
-        most = thread_registers(arch, x.threads, x.blocks) - x.other_registers
-        yield require(x.sums <= most, f"a thread must have at most {most} sums, or spills; it has {x.sums}")
-        yield require(x.slots(arch) >= 2, "two stages of each block must fit the shared memory")
-
-    return first_unmet(rules())
+    return first_unmet(x.rules(arch, "tile_m", x.blocks))
 
 
 def _why_unsupported(problem: Conv2dDgrad) -> str | None:
@@ -127,17 +87,17 @@ def _why_unfit(problem: Conv2dDgrad, config: Config, arch: Architecture) -> str 
 
 def _launches(problem: Conv2dDgrad, config: Config, arch: Architecture) -> list[Launch]:
     """Return as many stages as fit, but no more than a tile has fills."""
-    fills = max(taps for _, taps in _phases(problem)) * ceil_div(problem.k, _CHUNK)
-    most = StridedDgradShape.from_config(config).slots(arch)
-    return [{"slots": max(2, min(most, fills))}]
+    fills = max(taps for _, taps in _phases(problem)) * ceil_div(problem.k, CHUNK)
+    x = StridedDgradShape.from_config(config)
+    return [{"slots": max(2, min(x.slots(arch, _MAX_SLOTS, x.blocks), fills))}]
 
 
 def _cost(problem: Conv2dDgrad, config: Config, arch: Architecture) -> float:
     """Estimate cycles: the tiles of all phases, bound by products, by loads or by the store of the result."""
     x = StridedDgradShape.from_config(config)
-    columns, chunks = ceil_div(problem.c, x.n), ceil_div(problem.k, _CHUNK)
-    product = x.m * x.n * _CHUNK / arch.wgmma_rate
-    loads = (x.m + x.n) * _CHUNK * 2 / LOADED_BYTES_A_CYCLE
+    columns, chunks = ceil_div(problem.c, x.n), ceil_div(problem.k, CHUNK)
+    product = x.m * x.n * CHUNK / arch.wgmma_rate
+    loads = (x.m + x.n) * CHUNK * 2 / LOADED_BYTES_A_CYCLE
     cycles = 0.0
     for pixels, taps in _phases(problem):
         tiles = ceil_div(pixels, x.m) * columns

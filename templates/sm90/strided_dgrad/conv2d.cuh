@@ -17,6 +17,7 @@
 #include "common/ptx/shared_memory.cuh"
 #include "common/ptx/wgmma.cuh"
 #include "sm90/fragment.cuh"
+#include "sm90/staged_products.cuh"
 #include "sm90/strided_dgrad/plan.cuh"
 
 namespace at {
@@ -36,9 +37,7 @@ struct HopperStridedDgrad : StridedDgradPlan<Config> {
     const int warp = ptx::warp_uniform(threadIdx.x / 32);
     const Tile tile(x);
     if (warp == 0) {
-      ptx::mbarrier_init_array(smem.full, x.slots, 1);
-      ptx::mbarrier_init_array(smem.empty, x.slots, P::kGroups);
-      ptx::fence_barrier_init();
+      init_ring(smem.full, smem.empty, x.slots, P::kGroups);
     } else if (warp == 4 * P::kGroups) {
       ptx::prefetch_tensormap(x.dy_maps[tile.index]);
       ptx::prefetch_tensormap(x.weight_map);
@@ -81,33 +80,10 @@ struct HopperStridedDgrad : StridedDgradPlan<Config> {
   AT_DEVICE static void multiply(const Params& x, const Layout& smem, const Tile& tile) {
     const int group = ptx::warp_uniform(threadIdx.x / 128);
     const int fills = tile.taps_h * tile.taps_w * x.chunks;
-    const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes);
     const uint32_t own = ptx::descriptor_lo(smem.stages + group * P::kBlocks * 64 * P::kRowBytes);
     const uint32_t weights = ptx::descriptor_lo(smem.stages + P::kWeightOffset);
-    const Pipeline pipeline = P::pipeline(smem);
-    PipelineState state{0, 0};
-    int used = -1;
     Sums sums = {};
-    ptx::warpgroup_fence_operand(sums);
-    for (int fill = 0; fill < fills; ++fill) {
-      pipeline.consumer_wait(state);
-      const uint32_t stage = state.index * (P::kStageBytes / 16);
-      ptx::warpgroup_arrive();
-#pragma unroll
-      for (int k = 0; k < P::kRowBytes / 32; ++k) {
-#pragma unroll
-        for (int m = 0; m < P::kBlocks; ++m)
-          Config::wgmma(sums[m], ptx::SmemDescriptor{own + stage + m * (64 * P::kRowBytes / 16) + 2 * k, hi},
-                        ptx::SmemDescriptor{weights + stage + 2 * k, hi}, 1);
-      }
-      ptx::warpgroup_commit_batch();
-      ptx::warpgroup_wait<1>();  // the products of the fill before
-      if (used >= 0 && threadIdx.x % 128 == 0) pipeline.consumer_release(used);
-      used = state.index;
-      state.advance(x.slots);
-    }
-    ptx::warpgroup_wait<0>();
-    ptx::warpgroup_fence_operand(sums);
+    add_staged_products<Config, 32 / 16>({P::pipeline(smem), x.slots, fills, P::kStageBytes / 16}, own, weights, sums);
     launch_dependents();
     store_tile(x, tile, group, sums);
   }

@@ -15,6 +15,7 @@
 #include "common/ptx/registers.cuh"
 #include "common/ptx/shared_memory.cuh"
 #include "common/ptx/wgmma.cuh"
+#include "sm90/staged_products.cuh"
 #include "sm90/wgrad/im2col_plan.cuh"
 #include "sm90/wgrad/sums.cuh"
 
@@ -34,9 +35,7 @@ struct HopperIm2colWgrad : WgradSums<Im2colWgradPlan<Config>> {
     const int warp = ptx::warp_uniform(threadIdx.x / 32);
     const Tile tile(x);
     if (warp == 0) {
-      ptx::mbarrier_init_array(smem.full, x.slots, 1);
-      ptx::mbarrier_init_array(smem.empty, x.slots, P::kGroups);
-      ptx::fence_barrier_init();
+      init_ring(smem.full, smem.empty, x.slots, P::kGroups);
     } else if (warp == 4 * P::kGroups) {
       ptx::prefetch_tensormap(x.dy_map);
       ptx::prefetch_tensormap(x.x_map);
@@ -93,34 +92,11 @@ struct HopperIm2colWgrad : WgradSums<Im2colWgradPlan<Config>> {
   AT_DEVICE static void multiply(const Params& x, const Layout& smem, const Tile& tile) {
     const int group = ptx::warp_uniform(threadIdx.x / 128);
     const int steps = tile.first_step(x, 1) - tile.first_step(x);
-    const uint32_t hi = ptx::descriptor_hi<128>(8 * 128);
     const uint32_t own = ptx::transposed_descriptor_lo(smem.stages + group * P::kBlocks * P::kChunkBytes, 0);
     const uint32_t other = ptx::transposed_descriptor_lo(smem.stages + P::kXOffset, P::kChunkBytes);
-    const Pipeline pipeline = P::pipeline(smem);
-    PipelineState state{0, 0};
-    int used = -1;
     Sums sums = {};
-    ptx::warpgroup_fence_operand(sums);
-    for (int step = 0; step < steps; ++step) {
-      pipeline.consumer_wait(state);
-      const uint32_t stage = state.index * (P::kStageBytes / 16);
-      ptx::warpgroup_arrive();
-#pragma unroll
-      for (int k = 0; k < P::kPixels / P::kK; ++k) {
-        const uint32_t at = stage + k * (P::kKBytes / 16);
-#pragma unroll
-        for (int m = 0; m < P::kBlocks; ++m)
-          Config::wgmma(sums[m], ptx::SmemDescriptor{own + at + m * (P::kChunkBytes / 16), hi},
-                        ptx::SmemDescriptor{other + at, hi}, 1);
-      }
-      ptx::warpgroup_commit_batch();
-      ptx::warpgroup_wait<1>();  // the products of the step before
-      if (used >= 0 && threadIdx.x % 128 == 0) pipeline.consumer_release(used);
-      used = state.index;
-      state.advance(x.slots);
-    }
-    ptx::warpgroup_wait<0>();
-    ptx::warpgroup_fence_operand(sums);
+    add_staged_products<Config, P::kKBytes / 16>({P::pipeline(smem), x.slots, steps, P::kStageBytes / 16}, own, other,
+                                                 sums);
     launch_dependents();
     ptx::named_barrier_sync<P::kConsumers, 128 * P::kGroups>();  // no warpgroup reads the stages any more
     store_sums(smem, group, sums);

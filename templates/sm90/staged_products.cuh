@@ -1,0 +1,54 @@
+// The products of a warpgroup whose two operands share the stages of one ring: rows of 128 bytes, 64 deep.
+#pragma once
+#include "common/ptx/registers.cuh"
+#include "common/ptx/wgmma.cuh"
+#include "sm90/pipeline.cuh"
+
+namespace at {
+
+// The stages of a block: their number in the ring, how many of them are multiplied, and their distance in units of 16
+// bytes.
+struct Stages {
+  Pipeline pipeline;
+  int slots, count, units;
+};
+
+// Adds the products of all stages to sums. own, other: SmemDescriptor::lo of the operands in the first stage, the
+// warpgroup's rows and the columns. kDepthUnits: from one product of a stage to the next, in units of 16 bytes.
+template <typename Config, int kDepthUnits, int kBlocks, int kSums>
+AT_DEVICE void add_staged_products(const Stages& stages, uint32_t own, uint32_t other, float (&sums)[kBlocks][kSums]) {
+  constexpr int kBlockUnits = 64 * 128 / 16;
+  const uint32_t hi = ptx::descriptor_hi<128>(8 * 128);
+  PipelineState state{0, 0};
+  int used = -1;
+  ptx::warpgroup_fence_operand(sums);
+  for (int i = 0; i < stages.count; ++i) {
+    stages.pipeline.consumer_wait(state);
+    const uint32_t stage = state.index * stages.units;
+    ptx::warpgroup_arrive();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const uint32_t at = stage + k * kDepthUnits;
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m)
+        Config::wgmma(sums[m], ptx::SmemDescriptor{own + at + m * kBlockUnits, hi}, ptx::SmemDescriptor{other + at, hi},
+                      1);
+    }
+    ptx::warpgroup_commit_batch();
+    ptx::warpgroup_wait<1>();  // the products of the stage before
+    if (used >= 0 && threadIdx.x % 128 == 0) stages.pipeline.consumer_release(used);
+    used = state.index;
+    state.advance(stages.slots);
+  }
+  ptx::warpgroup_wait<0>();
+  ptx::warpgroup_fence_operand(sums);
+}
+
+// Initializes the barriers of a ring that one thread fills and some warpgroups release.
+AT_DEVICE void init_ring(uint32_t full, uint32_t empty, int slots, int groups) {
+  ptx::mbarrier_init_array(full, slots, 1);
+  ptx::mbarrier_init_array(empty, slots, groups);
+  ptx::fence_barrier_init();
+}
+
+}  // namespace at
