@@ -15,7 +15,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -37,6 +37,12 @@ MODES = {
 absence of CUDA graphs are Inductor's defaults; the runtime captures the compiled code in a graph of its own.
 `dynamic_threads` makes torch.set_num_threads apply to compiled code. A data loader's forked worker calls it, and
 libgomp would wait for threads that did not survive the fork."""
+
+_CPP_WRAPPER = {"cpp_wrapper": True}
+"""An option for a CPU: C++ calls the operators, not Python, which saves microseconds of each call."""
+
+_CONV2D_DEFAULTS: tuple[Any, ...] = (None, [1, 1], [0, 0], [1, 1], 1)
+"""Arguments of aten.conv2d behind the image and the filters: bias, stride, padding, dilation, groups."""
 
 COMPILE_SECONDS = {DEFAULT: 300.0, MAX_AUTOTUNE: 1200.0}
 """Deadline of one compilation, by mode. A network of a hundred layers takes a minute on two cores."""
@@ -105,7 +111,7 @@ def bind(
     activations = [operand.name for operand in problem.operands() if operand.role in ("input", "output")]
     weights = {name: tensor for name, tensor in tensors.items() if name not in activations}
     images = {} if channels_last or device.type == "cpu" else _channels_last_images(problem, weights, device)
-    call = _compiled(problem, MODES[config["mode"]], weights, device, channels_last or bool(images))
+    call = _call(problem, MODES[config["mode"]], weights, device, channels_last or bool(images))
 
     def run(late: Tensors) -> None:
         operands = {**tensors, **late}
@@ -121,6 +127,16 @@ def bind(
             run(late)
 
     return run_on_gpu
+
+
+def _call(
+    problem: TorchCall, options: Mapping[str, object], weights: Tensors, device: torch.device, channels_last: bool
+) -> Callable[..., object]:
+    """Return the compiled calls, as `_compiled` does; on a CPU in C++ if that compiles."""
+    if device.type == "cpu":
+        with suppress(LibraryError):
+            return _compiled(problem, {**options, **_CPP_WRAPPER}, weights, device, channels_last)
+    return _compiled(problem, options, weights, device, channels_last)
 
 
 def _compiled(
@@ -188,6 +204,8 @@ def _graph(
     module = fx.GraphModule(root, graph)
     if device.type == "cuda":
         _store_filters_channels_last(module)
+    else:
+        _write_small_convolutions_as_products(module, examples)
     return module, examples
 
 
@@ -203,6 +221,47 @@ def _store_filters_channels_last(module: fx.GraphModule) -> None:
             parameter = module.get_parameter(node.target)
             if parameter.dim() == 4 and all(user.args[1] is node for user in readers):
                 parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+
+
+def _write_small_convolutions_as_products(module: fx.GraphModule, examples: list[Any]) -> None:
+    """Write 1x1 convolutions that torch itself does not give to oneDNN as matrix products.
+
+    Freezing gives all convolutions to oneDNN, whose fixed costs exceed the work of a small one.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    FakeTensorProp(module, FakeTensorMode(allow_non_fake_inputs=True)).propagate(*examples)
+    aten, graph = torch.ops.aten, module.graph
+    for node in [one for one in graph.nodes if one.target is aten.conv2d.default and _is_product(one)]:
+        x, filters, bias = (*node.args, None)[:3]
+        n, _, height, width = node.meta["val"].shape
+        k, c = filters.meta["val"].shape[:2]
+        with graph.inserting_before(node):
+            pixels = graph.call_function(aten.permute.default, (x, [0, 2, 3, 1]))
+            rows = graph.call_function(aten.reshape.default, (pixels, [n * height * width, c]))
+            matrix = graph.call_function(aten.reshape.default, (filters, [k, c]))
+            product = graph.call_function(aten.linear.default, (rows, matrix, bias))
+            image = graph.call_function(aten.reshape.default, (product, [n, height, width, k]))
+            node.replace_all_uses_with(graph.call_function(aten.permute.default, (image, [0, 3, 1, 2])))
+        graph.erase_node(node)
+    module.recompile()
+
+
+def _is_product(node: Any) -> bool:
+    """Return whether a convolution is a matrix product of its pixels, and torch does not give it to oneDNN."""
+    given: tuple[Any, ...] = node.args
+    x, filters, bias, stride, padding, dilation, groups = given + _CONV2D_DEFAULTS[len(given) - 2 :]
+    image, kernel = x.meta["val"], filters.meta["val"]
+    if node.kwargs or image.dim() != 4 or tuple(kernel.shape[2:]) != (1, 1) or groups != 1:
+        return False
+    if {*stride} != {1} or {*padding} != {0}:
+        return False
+    empty = [torch.empty(one.shape, dtype=one.dtype) for one in (image, kernel)]
+    sizes = [kernel.shape[0]] if bias is not None else None
+    torch_c: Any = torch._C  # stubs name its enumeration otherwise
+    chosen = torch_c._select_conv_backend(*empty, None, stride, padding, dilation, False, [0, 0], groups, sizes)
+    return bool(chosen == torch_c._ConvBackend.Slow2d)
 
 
 def _channels_last_images(problem: TorchCall, constants: Tensors, device: torch.device) -> dict[str, torch.Tensor]:

@@ -225,3 +225,35 @@ def test_the_measuring_process_verifies_and_times_it_and_leaves_no_process():
         worker.send(parse("gemm m=2 n=3 k=4 dtype=f32"), Candidate(family, good, ""))
         assert worker.receive().status == "refused"
     assert set(mine.children(recursive=True)) <= before
+
+
+class Gated(nn.Module):
+    """Convolutions by one pixel: small, with and without a bias, strided, and too large for a product."""
+
+    def __init__(self):
+        super().__init__()
+        self.large, self.strided = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 1, stride=4)
+        self.small, self.gate = nn.Conv2d(16, 8, 1, bias=False), nn.Conv2d(8, 8, 1)
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        x = self.norm(self.small(self.strided(self.large(x).relu())))
+        return x * self.gate(x.mean((2, 3), keepdim=True)).sigmoid()
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@torch.no_grad()
+def test_small_convolutions_by_one_pixel_are_products(empty_db, monkeypatch, memory_format):
+    written, write = [], inductor._write_small_convolutions_as_products
+
+    def spy(module, examples):
+        write(module, examples)
+        written.extend(str(node.target) for node in module.graph.nodes)
+
+    monkeypatch.setattr(inductor, "_write_small_convolutions_as_products", spy)
+    torch.manual_seed(0)
+    plain, x = Gated().eval(), images(1, size=96).contiguous(memory_format=memory_format)
+    network = FusedResNet.from_model(plain, empty_db, inductor=True)
+    assert relative_error(network(x), exact(plain, x)) < 1e-5
+    assert (written.count("aten.linear.default"), written.count("aten.conv2d.default")) == (2, 2)
