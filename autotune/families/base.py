@@ -46,6 +46,11 @@ CHANNELS_LAST = Parameter("channels_last", (0, 1), "1: the image is channels las
 """A launch parameter of kernels that read an NCHW image. Tuning uses 0; a plan sets it to the layout of its input."""
 
 
+def all_values(parameter: Parameter, *_: object) -> Sequence[Value]:
+    """Return all values of a parameter, whatever was chosen before it."""
+    return parameter.values
+
+
 @dataclass(frozen=True)
 class Family(Generic[P]):
     """A template and what is known about its kernels, for problems of type P. All fields that are functions are pure.
@@ -91,9 +96,7 @@ class Family(Generic[P]):
     dtypes: tuple[str, ...] = ("f16", "bf16", "tf32", "f32")
     why_illegal: Callable[[Config, Architecture, str, Epilogue], str | None] = lambda *_: None
     required_permissions: Callable[[Config], Sequence[str]] = lambda _: ()
-    candidate_values: Callable[[Parameter, Config, Architecture, str, P | None], Sequence[Value]] = (
-        lambda parameter, *_: parameter.values
-    )
+    candidate_values: Callable[[Parameter, Config, Architecture, str, P | None], Sequence[Value]] = all_values
     why_unsupported: Callable[[P], str | None] = lambda _: None
     why_unfit: Callable[[P, Config, Architecture], str | None] = lambda *_: None
     launch_parameters: tuple[Parameter, ...] = ()

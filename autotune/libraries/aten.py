@@ -114,7 +114,7 @@ def bind(
     solve = (
         _stem(problem, memory_format, tensors)
         if isinstance(problem, Stem)
-        else _convolution(problem, memory_format, tensors)
+        else convolution(problem, memory_format, tensors)
     )
 
     def run_convolution(late: Tensors) -> None:
@@ -137,10 +137,16 @@ def _factors(problem: Problem) -> torch.dtype:
     return torch.float32 if problem.dtype in BYTE_FORMATS else DTYPES[problem.dtype]
 
 
-def _convolution(
+def convolution(
     problem: Convolution, memory_format: torch.memory_format, tensors: Tensors
 ) -> Callable[[Tensors], torch.Tensor]:
-    """Return a convolution or gradient without its epilogue: operands -> a temporary tensor (n, channels, h, w)."""
+    """Return a convolution or gradient without its epilogue: operands -> a temporary tensor (n, channels, h, w).
+
+    Args:
+        problem: The problem.
+        memory_format: Of torch's operands.
+        tensors: The operands by name; the weight is converted to the memory format now.
+    """
     window = (problem.stride, problem.pad, problem.dilation)
     factors = _factors(problem)
 

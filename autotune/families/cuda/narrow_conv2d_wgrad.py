@@ -46,7 +46,7 @@ class _Shape:
 
     @property
     def is_copied(self) -> bool:
-        """Whether each slot begins at a 32-bit word of x. Then cp.async copies it."""
+        """True if cp.async copies x: each slot begins at a 32-bit word of it."""
         return self.stride * self.channels % 2 == 0
 
     @property

@@ -15,17 +15,18 @@ from autotune.families.base import Config, Launch, Parameter, Value
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.families.sm90.hopper_family import hopper_family
 from autotune.families.sm90.rates import LOADED_BYTES_A_CYCLE
+from autotune.families.sm90.wgrad_sums import MAX_SPLITS, exchange_cycles, split_counts, sum_bytes
 from autotune.ir import Conv2dWgrad, Epilogue
 
 _CHUNK = 64  # channels of a box
 _MAX_GROUPS = 3  # warpgroups that multiply
 _MAX_SUMS = {1: 128, 2: 128, 3: 96}  # registers of a thread, by warpgroups
 _MAX_COLUMNS = 256  # of wgmma, and pixels of a TMA box
-_MAX_SLOTS, _MAX_SPLITS = 16, 64
+_MAX_SLOTS = 16
 _BARRIER_BYTES, _ALIGNMENT = 8, 1024
 
 # For the cost, in cycles: estimates for an H200, not fitted.
-_END_CYCLES, _REDUCE_BYTES_A_CYCLE = 4000, 40  # of a block; of the sums that blocks exchange
+_END_CYCLES = 4000  # of a block
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class WgradShape:
     @property
     def sum_bytes(self) -> int:
         """Shared memory of a tile's sums, which replace the boxes at the end."""
-        return self.rows * self.columns * self.m * (self.n + 8) * 4
+        return sum_bytes(self.rows * self.columns * self.m, self.n)
 
     def tiles(self, problem: Conv2dWgrad) -> int:
         """Return the tiles of a problem."""
@@ -153,20 +154,13 @@ def _fitting(problem: Conv2dWgrad, x: WgradShape, arch: Architecture) -> Iterato
     return islice(((boxes, slots) for boxes in _boxes(problem, x) if (slots := boxes.slots(shared))), 2)
 
 
-def _splits(boxes: _Boxes, tiles: int, x: WgradShape, arch: Architecture) -> list[int]:
-    """Return the clusters a tile that fill the GPU once, and half as many."""
-    most = min(boxes.rows // x.slices, _MAX_SPLITS)
-    fill = arch.processors_for(x.slices) // (x.slices * tiles)
-    return sorted({max(1, min(count, most)) for count in (fill, ceil_div(fill, 2))}, reverse=True)
-
-
 def _launches(problem: Conv2dWgrad, config: Config, arch: Architecture) -> list[Launch]:
     x = WgradShape.from_config(config)
     return [
         {"columns": boxes.columns, "dy_slots": dy, "x_slots": slots, "splits": splits}
         for boxes, (dy, slots) in _fitting(problem, x, arch)
         if boxes.rows >= x.slices
-        for splits in _splits(boxes, x.tiles(problem), x, arch)
+        for splits in split_counts(boxes.rows, x.tiles(problem), x.slices, arch)
     ]
 
 
@@ -225,12 +219,12 @@ def _cost(problem: Conv2dWgrad, config: Config, arch: Architecture) -> float:
     product = max(64 * width * 16 / arch.wgmma_rate, (64 + width) * 16 * 2 / 128)
     products = x.groups * (1 if x.joined else x.columns) * (x.images // 16)
     for boxes, _ in _fitting(problem, x, arch):
-        for splits in _splits(boxes, tiles, x, arch):
+        for splits in split_counts(boxes.rows, tiles, x.slices, arch):
             blocks = tiles * splits * x.slices
             rounds = ceil_div(blocks, arch.processors_for(x.slices))
             rows = ceil_div(boxes.rows, splits * x.slices)
             loads = (boxes.dy_bytes + boxes.x_bytes) / LOADED_BYTES_A_CYCLE
-            ends = x.sum_bytes * (1 + splits / x.slices * (splits > 1)) / _REDUCE_BYTES_A_CYCLE
+            ends = exchange_cycles(x.sum_bytes, x.slices, splits)
             row = max(boxes.columns * products * product, loads, 200)
             best = min(best, rounds * (rows * row + _END_CYCLES + ends))
     return best
@@ -275,7 +269,7 @@ FAMILY = hopper_family(
         Parameter("columns", tuple(range(1, _MAX_COLUMNS + 1)), "output pixels of a box across an image"),
         Parameter("dy_slots", tuple(range(2, _MAX_SLOTS + 1)), "buffers of the output's gradient"),
         Parameter("x_slots", tuple(range(2, _MAX_SLOTS + 1)), "buffers of the input"),
-        Parameter("splits", tuple(range(1, _MAX_SPLITS + 1)), "clusters that split a tile's pixels"),
+        Parameter("splits", tuple(range(1, MAX_SPLITS + 1)), "clusters that split a tile's pixels"),
     ),
     why_illegal=_why_illegal,
     candidate_values=_candidate_values,

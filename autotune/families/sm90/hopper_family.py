@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from autotune.core import Architecture
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
+from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value, all_values
 from autotune.ir import MAP_ELEMENTS, Epilogue, Problem
 
 P = TypeVar("P", bound=Problem)
@@ -25,13 +25,13 @@ def hopper_family(
     parameters: tuple[Parameter, ...],
     launch_parameters: tuple[Parameter, ...],
     why_illegal: Callable[[Config, Architecture, str, Epilogue], str | None],
-    candidate_values: Callable[[Parameter, Config, Architecture, str, P | None], Sequence[Value]],
     why_unsupported: Callable[[P], str | None],
     why_unfit: Callable[[P, Config, Architecture], str | None],
     launches: Callable[[P, Config, Architecture], list[Launch]],
     cost: Callable[[P, Config, Architecture], float],
     label: Callable[[Config], str],
     weight_layouts: Mapping[str, str],
+    candidate_values: Callable[[Parameter, Config, Architecture, str, P | None], Sequence[Value]] = all_values,
     context: Callable[[Config, Architecture, str], Mapping[str, object]] = hopper_context,
     dtypes: tuple[str, ...] = ("f16", "bf16"),
 ) -> Family[P]:

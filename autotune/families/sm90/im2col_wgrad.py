@@ -6,22 +6,22 @@ memory. See templates/sm90/wgrad/im2col.cuh.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.core import Architecture, ceil_div
-from autotune.families.base import Config, Launch, Parameter, Value
+from autotune.families.base import Config, Launch, Parameter
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.families.sm90.hopper_family import hopper_family
 from autotune.families.sm90.im2col import im2col_rules
 from autotune.families.sm90.rates import LOADED_BYTES_A_CYCLE
 from autotune.families.sm90.staged_tile import CHUNK, StagedTile
+from autotune.families.sm90.wgrad_sums import MAX_SPLITS, exchange_cycles, split_counts, sum_bytes
 from autotune.ir import Conv2dWgrad, Epilogue
 
-_MAX_SLOTS, _MAX_SPLITS = 12, 64
+_MAX_SLOTS = 12
 
 # For the cost, in cycles: estimates for an H200, not fitted.
-_END_CYCLES, _REDUCE_BYTES_A_CYCLE = 3000, 40  # of a block; of the sums that blocks exchange
+_END_CYCLES = 3000  # of a block
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,6 @@ class Im2colWgradShape(StagedTile):
         names = ("tile_k", "tile_n", "groups", "slices")
         return cls(*(int(config[name]) for name in names))
 
-    @property
-    def sum_bytes(self) -> int:
-        """Shared memory of a tile's sums, which replace the stages at the end."""
-        return self.m * (self.n + 8) * 4
-
     def tiles(self, problem: Conv2dWgrad) -> int:
         """Return the tiles of a problem."""
         return ceil_div(problem.k, self.m) * ceil_div(_columns(problem), self.n)
@@ -60,10 +55,7 @@ def _steps(problem: Conv2dWgrad) -> int:
 
 
 def _splits(problem: Conv2dWgrad, x: Im2colWgradShape, arch: Architecture) -> list[int]:
-    """Return the clusters a tile that fill the GPU once, and half as many."""
-    most = min(_steps(problem) // x.slices, _MAX_SPLITS)
-    fill = arch.processors_for(x.slices) // (x.slices * x.tiles(problem))
-    return sorted({max(1, min(count, most)) for count in (fill, ceil_div(fill, 2))}, reverse=True)
+    return split_counts(_steps(problem), x.tiles(problem), x.slices, arch)
 
 
 def _launches(problem: Conv2dWgrad, config: Config, arch: Architecture) -> list[Launch]:
@@ -102,15 +94,9 @@ def _cost(problem: Conv2dWgrad, config: Config, arch: Architecture) -> float:
     for splits in _splits(problem, x, arch):
         blocks = x.tiles(problem) * splits * x.slices
         rounds = ceil_div(blocks, arch.processors_for(x.slices))
-        ends = x.sum_bytes * (1 + splits / x.slices * (splits > 1)) / _REDUCE_BYTES_A_CYCLE
+        ends = exchange_cycles(sum_bytes(x.m, x.n), x.slices, splits)
         best = min(best, rounds * (ceil_div(_steps(problem), splits * x.slices) * step + _END_CYCLES + ends))
     return best
-
-
-def _candidate_values(
-    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Conv2dWgrad | None
-) -> Sequence[Value]:
-    return parameter.values
 
 
 def _label(config: Config) -> str:
@@ -130,10 +116,9 @@ FAMILY = hopper_family(
     ),
     launch_parameters=(
         Parameter("slots", tuple(range(2, _MAX_SLOTS + 1)), "stages of 64 pixels"),
-        Parameter("splits", tuple(range(1, _MAX_SPLITS + 1)), "clusters that split a tile's pixels"),
+        Parameter("splits", tuple(range(1, MAX_SPLITS + 1)), "clusters that split a tile's pixels"),
     ),
     why_illegal=_why_illegal,
-    candidate_values=_candidate_values,
     why_unsupported=_why_unsupported,
     why_unfit=_why_unfit,
     launches=_launches,

@@ -6,11 +6,11 @@ templates/sm90/strided_dgrad/conv2d.cuh.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autotune.core import Architecture, ceil_div
-from autotune.families.base import Config, Launch, Parameter, Value
+from autotune.families.base import Config, Launch, Parameter
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.families.sm90.hopper_family import hopper_family
 from autotune.families.sm90.im2col import im2col_rules
@@ -106,12 +106,6 @@ def _cost(problem: Conv2dDgrad, config: Config, arch: Architecture) -> float:
     return cycles / arch.processors_for(1)
 
 
-def _candidate_values(
-    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Conv2dDgrad | None
-) -> Sequence[Value]:
-    return parameter.values
-
-
 def _label(config: Config) -> str:
     x = StridedDgradShape.from_config(config)
     return f"{x.m}x{x.n} {x.groups}wg" + (f" blocks {x.blocks}" if x.blocks > 1 else "")
@@ -129,7 +123,6 @@ FAMILY = hopper_family(
     ),
     launch_parameters=(Parameter("slots", tuple(range(2, _MAX_SLOTS + 1)), "stages of dy and weights"),),
     why_illegal=_why_illegal,
-    candidate_values=_candidate_values,
     why_unsupported=_why_unsupported,
     why_unfit=_why_unfit,
     launches=_launches,

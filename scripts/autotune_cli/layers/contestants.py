@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from autotune.core import DeviceFacts, device_name, measure_device
-from autotune.ir import BYTE_FORMATS, DTYPES, Conv2d, Conv2dDgrad, Conv2dWgrad
-from autotune.libraries import cudnn
+from autotune.ir import BYTE_FORMATS, DTYPES, Conv2d, Conv2dDgrad, Conv2dWgrad, Convolution
+from autotune.libraries import aten, cudnn
 from autotune.measure import CandidateBench, Runnable
 from autotune.runtime import candidate
 from autotune.tuner import format_config
@@ -151,24 +150,11 @@ def torch_contestants(case: CandidateBench) -> Iterator[Contestant]:
 
 def _torch_gradient(case: CandidateBench) -> Contestant:
     """Return torch's operator for a gradient by the input or by the weight, with channels-last operands."""
-    problem: Any = case.problem
-    images = {name: tensor.permute(0, 3, 1, 2) for name, tensor in case.tensors.items() if name in ("x", "dy")}
-    by_input = isinstance(problem, Conv2dDgrad)
-
-    def empty(*shape: int) -> torch.Tensor:
-        """Return a placeholder of the operand whose gradient is computed; torch reads its shape and layout."""
-        return torch.empty(shape, dtype=images["dy"].dtype, device=case.device, memory_format=torch.channels_last)
-
-    x = empty(problem.n, problem.c, problem.h, problem.w) if by_input else images["x"]
-    weight = (
-        case.tensors["weight"].contiguous(memory_format=torch.channels_last)
-        if by_input
-        else empty(problem.k, problem.c // problem.groups, problem.r, problem.s)
-    )
+    assert isinstance(case.problem, Convolution)
+    gradient = aten.convolution(case.problem, torch.channels_last, case.tensors)
 
     def call() -> Tensors:
-        y = problem.gradient("x" if by_input else "weight", images["dy"], x, weight)
-        return {"y": y.permute(0, 2, 3, 1)}
+        return {"y": gradient(case.tensors).permute(0, 2, 3, 1)}
 
     outputs = {"y": case.tensors["y"]}
     return Contestant(

@@ -50,7 +50,7 @@ struct StridedDgradPlan {
 
   // ---- Before the launch ----
 
-  // x pixels of dx are made of y pixels of dy by a filter of some taps.
+  // Returns the phases of an axis on which dx has `x` pixels and the filter has `taps` taps.
   AT_DEVICE static Axis axis(int x, int taps, int stride, int pad, int dilation) {
     Axis a{};
     a.tap_step = stride == 2 && dilation % 2 ? 2 : 1, a.dy_step = a.tap_step * dilation / stride;

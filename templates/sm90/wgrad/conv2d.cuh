@@ -52,14 +52,7 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
       }
       __syncwarp();
     }
-    if constexpr (P::kSlices > 1) {
-      ptx::cluster_arrive_release();
-      ptx::cluster_wait_acquire();
-    } else {
-      __syncthreads();
-    }
     End::finish(x, smem, tile);
-    if constexpr (P::kSlices > 1) ptx::cluster_sync();  // others read this block's shared memory until here
   }
 
  private:
@@ -250,14 +243,7 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
     for (int column = 0; column < P::kFilterColumns; ++column) {
       const int tap = filter_row * P::kFilterColumns + column;
       const uint32_t to = End::sum_row(smem, tap * P::kM + m) + 8 * (lane % 4);
-#pragma unroll
-      for (int i = 0; i < kTapSums; i += 2) {
-        const int at = column * kTapSums + i;
-        const float2 v = P::kJoined
-                             ? make_float2(sums[0][at], sums[0][at + 1])
-                             : make_float2(sums[P::kJoined ? 0 : column][i], sums[P::kJoined ? 0 : column][i + 1]);
-        ptx::st_shared(to + i % 4 / 2 * 8 * P::kSumPitch * 4 + i / 4 * 32, v);
-      }
+      End::store_columns(to, sums[P::kJoined ? 0 : column], P::kJoined ? column * kTapSums : 0);
     }
   }
 };

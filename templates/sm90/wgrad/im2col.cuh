@@ -48,14 +48,7 @@ struct HopperIm2colWgrad : WgradSums<Im2colWgradPlan<Config>> {
       if (ptx::elect_one_sync()) load(x, smem, tile);
       __syncwarp();
     }
-    if constexpr (P::kSlices > 1) {
-      ptx::cluster_arrive_release();
-      ptx::cluster_wait_acquire();
-    } else {
-      __syncthreads();
-    }
     End::finish(x, smem, tile);
-    if constexpr (P::kSlices > 1) ptx::cluster_sync();  // others read this block's shared memory until here
   }
 
  private:
@@ -107,11 +100,7 @@ struct HopperIm2colWgrad : WgradSums<Im2colWgradPlan<Config>> {
 #pragma unroll
     for (int block = 0; block < P::kBlocks; ++block) {
       const int row = (group * P::kBlocks + block) * 64 + 16 * warp + lane / 4;
-      const uint32_t to = End::sum_row(smem, row) + 8 * (lane % 4);
-#pragma unroll
-      for (int i = 0; i < P::kN / 2; i += 2)
-        ptx::st_shared(to + i % 4 / 2 * 8 * P::kSumPitch * 4 + i / 4 * 32,
-                       make_float2(sums[block][i], sums[block][i + 1]));
+      End::store_columns(End::sum_row(smem, row) + 8 * (lane % 4), sums[block], 0);
     }
   }
 };

@@ -4,6 +4,7 @@
 // cluster add them through distributed shared memory, each for a part of the tile. With several clusters a tile these
 // add through a workspace: the last one to arrive adds all, in fixed order, so results have the same bits in each run.
 #pragma once
+#include "common/ptx/cluster.cuh"
 #include "common/ptx/distributed_shared_memory.cuh"
 #include "common/ptx/shared_memory.cuh"
 
@@ -18,8 +19,31 @@ struct WgradSums : P {
 
   AT_DEVICE static uint32_t sum_row(const Layout& smem, int row) { return smem.sums + row * (P::kSumPitch * 4); }
 
-  // Adds the sums of the cluster's blocks for this block's part of the tile.
+  // Stores the kN columns of a product in shared memory, from accumulator `first` on. to: the address of the thread's
+  // row and first columns.
+  template <int kSums>
+  AT_DEVICE static void store_columns(uint32_t to, const float (&sums)[kSums], int first) {
+#pragma unroll
+    for (int i = 0; i < P::kN / 2; i += 2)
+      ptx::st_shared(to + i % 4 / 2 * 8 * P::kSumPitch * 4 + i / 4 * 32,
+                     make_float2(sums[first + i], sums[first + i + 1]));
+  }
+
+  // Adds the sums of all blocks, each for its part of the tile. All threads call it, with the block's sums in shared
+  // memory.
   AT_DEVICE static void finish(const Params& x, const Layout& smem, const Tile& tile) {
+    if constexpr (P::kSlices > 1) {
+      ptx::cluster_arrive_release();
+      ptx::cluster_wait_acquire();
+    } else {
+      __syncthreads();
+    }
+    add_blocks(x, smem, tile);
+    if constexpr (P::kSlices > 1) ptx::cluster_sync();  // others read this block's shared memory until here
+  }
+
+ private:
+  AT_DEVICE static void add_blocks(const Params& x, const Layout& smem, const Tile& tile) {
     constexpr int kVectors = P::kShareRows * P::kRowVectors;
     const int first = tile.slice * P::kShareRows * P::kRowVectors;
     float4* const partial = partial_sums(x, tile, tile.split) + first;
