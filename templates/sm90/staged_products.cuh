@@ -7,15 +7,27 @@
 namespace at {
 
 // The stages of a block: their number in the ring, how many of them are multiplied, and their distance in units of 16
-// bytes.
+// bytes. first_peer: rank of the first of the cluster's blocks that load each other's stages by multicast.
 struct Stages {
   Pipeline pipeline;
   int slots, count, units;
+  uint32_t first_peer = 0;
 };
+
+// Releases a stage to the loading threads of all kPeers blocks that fill it. All threads of a warpgroup call it.
+template <int kPeers>
+AT_DEVICE void release_stage(const Stages& stages, int stage) {
+  const int thread = threadIdx.x % 128;
+  if constexpr (kPeers == 1) {
+    if (thread == 0) stages.pipeline.consumer_release(stage);
+  } else {
+    if (thread < kPeers) stages.pipeline.consumer_release(stage, stages.first_peer + thread);
+  }
+}
 
 // Adds the products of all stages to sums. own, other: SmemDescriptor::lo of the operands in the first stage, the
 // warpgroup's rows and the columns. kDepthUnits: from one product of a stage to the next, in units of 16 bytes.
-template <typename Config, int kDepthUnits, int kBlocks, int kSums>
+template <typename Config, int kDepthUnits, int kPeers, int kBlocks, int kSums>
 AT_DEVICE void add_staged_products(const Stages& stages, uint32_t own, uint32_t other, float (&sums)[kBlocks][kSums]) {
   constexpr int kBlockUnits = 64 * 128 / 16;
   const uint32_t hi = ptx::descriptor_hi<128>(8 * 128);
@@ -36,12 +48,14 @@ AT_DEVICE void add_staged_products(const Stages& stages, uint32_t own, uint32_t 
     }
     ptx::warpgroup_commit_batch();
     ptx::warpgroup_wait<1>();  // the products of the stage before
-    if (used >= 0 && threadIdx.x % 128 == 0) stages.pipeline.consumer_release(used);
+    if (used >= 0) release_stage<kPeers>(stages, used);
     used = state.index;
     state.advance(stages.slots);
   }
   ptx::warpgroup_wait<0>();
   ptx::warpgroup_fence_operand(sums);
+  if constexpr (kPeers > 1)
+    if (used >= 0) release_stage<kPeers>(stages, used);  // for its producer_tail()
 }
 
 // Initializes the barriers of a ring that one thread fills and some warpgroups release.

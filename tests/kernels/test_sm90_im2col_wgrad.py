@@ -10,7 +10,7 @@ from autotune.families import Kernel, family
 from autotune.ir import Epilogue, parse
 
 SM90, FAMILY = architecture("sm90"), family("sm90_im2col_wgrad")
-PLAIN = {"tile_k": 64, "tile_n": 64, "groups": 1, "slices": 1}
+PLAIN = {"tile_k": 64, "tile_n": 64, "groups": 1, "slices": 1, "cluster_k": 1, "cluster_n": 1}
 
 CASES = {
     "one tile": (PLAIN, "n=5 h=9 w=7 c=64 k=64"),
@@ -25,6 +25,15 @@ CASES = {
     ),
     "1x1, stride 2": (PLAIN, "n=7 h=9 w=10 c=64 k=64 stride=2"),
     "a cluster": (PLAIN | {"slices": 4}, "n=7 h=10 w=11 c=72 k=24"),
+    "two tiles share x": (PLAIN | {"tile_n": 128, "cluster_k": 2}, "n=7 h=9 w=7 c=96 k=104"),
+    "four tiles share x, two split the pixels": (
+        PLAIN | {"tile_n": 256, "cluster_k": 4, "slices": 2},
+        "n=5 h=10 w=9 c=64 k=232 r=2 s=2 pad=1",
+    ),
+    "two tiles share dy": (
+        PLAIN | {"tile_k": 128, "groups": 2, "cluster_n": 2, "slices": 2},
+        "n=30 h=9 w=9 c=64 k=128 r=2 s=3 stride=2",
+    ),
     "a cluster of eight": (PLAIN | {"tile_k": 128, "slices": 8}, "n=9 h=9 w=9 c=64 k=128"),
 }
 
@@ -42,12 +51,13 @@ def test_the_kernels_text_computes_the_gradient(case, tmp_path):
     kernel = Emulated(Kernel.of(FAMILY.name, config, dtype, problem.epilogue, "sm_90"), tmp_path)
     expected = solve(problem, tensors, scalars)["y"]
     launches = FAMILY.launches(problem, config, SM90)
+    cluster = config["slices"] * config["cluster_k"] * config["cluster_n"]
     assert all(0 < kernel.shared_bytes(problem, launch) <= SM90.block_shared for launch in launches)
     alone = {"slots": 2, "splits": 1}
     for seed, launch in enumerate(
         [*launches, alone] if config["slices"] == 8 else [*launches, alone, alone | {"splits": 3}]
     ):
-        found = kernel.run(problem, tensors, scalars, launch, config["slices"], seed)["y"]
+        found = kernel.run(problem, tensors, scalars, launch, cluster, seed)["y"]
         assert relative_error(found, expected) < 1e-2, launch
 
 
@@ -64,7 +74,9 @@ def test_what_it_does_not_solve_is_said(text, words):
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("config", [PLAIN, PLAIN | {"tile_k": 128, "tile_n": 256, "groups": 2, "slices": 2}])
+@pytest.mark.parametrize(
+    "config", [PLAIN, PLAIN | {"tile_k": 128, "tile_n": 256, "groups": 2, "slices": 2, "cluster_k": 2}]
+)
 def test_the_products_overlap(config, tmp_path):
     kernel = Kernel.of(FAMILY.name, config, "f16", Epilogue(), "sm_90")
     assert_not_serialized(need_compiler("sm_90", nvcc=True), kernel, tmp_path)

@@ -6,6 +6,7 @@ memory. See templates/sm90/wgrad/im2col.cuh.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from autotune.core import Architecture, ceil_div
@@ -13,7 +14,7 @@ from autotune.families.base import Config, Launch, Parameter
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.families.sm90.hopper_family import hopper_family
 from autotune.families.sm90.im2col import im2col_rules
-from autotune.families.sm90.rates import LOADED_BYTES_A_CYCLE
+from autotune.families.sm90.rates import LOADED_BYTES_A_CYCLE, MAX_CLUSTER
 from autotune.families.sm90.staged_tile import CHUNK, StagedTile
 from autotune.families.sm90.wgrad_sums import MAX_SPLITS, exchange_cycles, split_counts, sum_bytes
 from autotune.ir import Conv2dWgrad, Epilogue
@@ -29,20 +30,38 @@ class Im2colWgradShape(StagedTile):
     """A config by name: a tile of output channels, and of chunks of 64 input channels of a tap.
 
     Attributes:
-        slices: Blocks of a cluster.
+        slices: Blocks of a cluster that split a tile's pixels.
+        cluster_k: Tiles of a cluster that differ by their output channels.
+        cluster_n: Tiles of a cluster that differ by their columns.
     """
 
     slices: int
+    cluster_k: int
+    cluster_n: int
 
     @classmethod
     def from_config(cls, config: Config) -> Im2colWgradShape:
         """Return the shape of a config."""
-        names = ("tile_k", "tile_n", "groups", "slices")
+        names = ("tile_k", "tile_n", "groups", "slices", "cluster_k", "cluster_n")
         return cls(*(int(config[name]) for name in names))
+
+    @property
+    def peers(self) -> int:
+        """Tiles of a cluster, which share loads."""
+        return self.cluster_k * self.cluster_n
+
+    @property
+    def loaded_rows(self) -> int:
+        """Rows of both operands that a block loads itself."""
+        return self.m // self.cluster_n + self.n // self.cluster_k
 
     def tiles(self, problem: Conv2dWgrad) -> int:
         """Return the tiles of a problem."""
-        return ceil_div(problem.k, self.m) * ceil_div(_columns(problem), self.n)
+        return math.prod(self.tile_counts(problem))
+
+    def tile_counts(self, problem: Conv2dWgrad) -> tuple[int, int]:
+        """Return the tiles along a problem's output channels, and along its columns."""
+        return ceil_div(problem.k, self.m), ceil_div(_columns(problem), self.n)
 
 
 def _columns(problem: Conv2dWgrad) -> int:
@@ -55,7 +74,7 @@ def _steps(problem: Conv2dWgrad) -> int:
 
 
 def _splits(problem: Conv2dWgrad, x: Im2colWgradShape, arch: Architecture) -> list[int]:
-    return split_counts(_steps(problem), x.tiles(problem), x.slices, arch)
+    return split_counts(_steps(problem), x.tiles(problem), x.slices, arch, x.peers)
 
 
 def _launches(problem: Conv2dWgrad, config: Config, arch: Architecture) -> list[Launch]:
@@ -64,7 +83,16 @@ def _launches(problem: Conv2dWgrad, config: Config, arch: Architecture) -> list[
 
 
 def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    return first_unmet(Im2colWgradShape.from_config(config).rules(arch, "tile_k"))
+    x = Im2colWgradShape.from_config(config)
+
+    def rules() -> Rules:
+        yield require(x.slices * x.peers <= MAX_CLUSTER, f"a cluster must have at most {MAX_CLUSTER} blocks")
+        yield require(min(x.cluster_k, x.cluster_n) == 1, "tiles of a cluster must share x or dy, not both")
+        yield require(x.n % (CHUNK * x.cluster_k) == 0, "each tile of a cluster must load whole chunks of x")
+        yield require(x.m % (CHUNK * x.cluster_n) == 0, "each tile of a cluster must load whole chunks of dy")
+        yield from x.rules(arch, "tile_k")
+
+    return first_unmet(rules())
 
 
 def _why_unsupported(problem: Conv2dWgrad) -> str | None:
@@ -83,6 +111,9 @@ def _why_unfit(problem: Conv2dWgrad, config: Config, arch: Architecture) -> str 
         yield require(x.m - CHUNK < problem.k, f"tile_k {x.m} would leave products without channels")
         yield require(x.n - CHUNK < _columns(problem), f"tile_n {x.n} would leave products without channels")
         yield require(x.slices <= _steps(problem), f"slices {x.slices} would leave blocks without pixels")
+        tiles_k, tiles_n = x.tile_counts(problem)
+        yield require(tiles_k % x.cluster_k == 0, f"cluster_k {x.cluster_k} would leave blocks without channels")
+        yield require(tiles_n % x.cluster_n == 0, f"cluster_n {x.cluster_n} would leave blocks without columns")
 
     return first_unmet(rules())
 
@@ -90,10 +121,10 @@ def _why_unfit(problem: Conv2dWgrad, config: Config, arch: Architecture) -> str 
 def _cost(problem: Conv2dWgrad, config: Config, arch: Architecture) -> float:
     """Estimate cycles: the steps of a block, bound by products or by loads, then the sums of all blocks."""
     x, best = Im2colWgradShape.from_config(config), float("inf")
-    step = max(x.m * x.n * CHUNK / arch.wgmma_rate, (x.m + x.n) * CHUNK * 2 / LOADED_BYTES_A_CYCLE)
+    step = max(x.m * x.n * CHUNK / arch.wgmma_rate, x.loaded_rows * CHUNK * 2 / LOADED_BYTES_A_CYCLE)
     for splits in _splits(problem, x, arch):
         blocks = x.tiles(problem) * splits * x.slices
-        rounds = ceil_div(blocks, arch.processors_for(x.slices))
+        rounds = ceil_div(blocks, arch.processors_for(x.slices * x.peers))
         ends = exchange_cycles(sum_bytes(x.m, x.n), x.slices, splits)
         best = min(best, rounds * (ceil_div(_steps(problem), splits * x.slices) * step + _END_CYCLES + ends))
     return best
@@ -101,7 +132,8 @@ def _cost(problem: Conv2dWgrad, config: Config, arch: Architecture) -> float:
 
 def _label(config: Config) -> str:
     x = Im2colWgradShape.from_config(config)
-    return f"{x.m}x{x.n} {x.groups}wg" + (f" c{x.slices}" if x.slices > 1 else "")
+    peers = f" c{x.cluster_k}x{x.cluster_n}" if x.peers > 1 else ""
+    return f"{x.m}x{x.n} {x.groups}wg{peers}" + (f" split{x.slices}" if x.slices > 1 else "")
 
 
 FAMILY = hopper_family(
@@ -113,6 +145,8 @@ FAMILY = hopper_family(
         Parameter("tile_n", (64, 128, 192, 256), "columns of a tile: chunks of 64 input channels of a tap"),
         Parameter("groups", (1, 2, 3), "warpgroups that multiply"),
         Parameter("slices", (1, 2, 4, 8), "blocks of a cluster that split a tile's pixels"),
+        Parameter("cluster_k", (1, 2, 4), "tiles of a cluster that share the loads of x"),
+        Parameter("cluster_n", (1, 2, 4), "tiles of a cluster that share the loads of dy"),
     ),
     launch_parameters=(
         Parameter("slots", tuple(range(2, _MAX_SLOTS + 1)), "stages of 64 pixels"),

@@ -19,6 +19,7 @@ from autotune.families.sm90.staged_tile import CHUNK, StagedTile
 from autotune.ir import Conv2dDgrad, Epilogue
 
 _MAX_SLOTS, _MAX_STRIDE = 8, 2
+_ATOM = 8  # rows of 128 bytes that TMA's swizzle mixes
 
 # For the cost, in cycles: estimates for an H200, not fitted.
 _BLOCK_CYCLES, _STORED_BYTES_A_CYCLE = 2000, 20  # of a block's begin and end; that an SM stores
@@ -30,14 +31,16 @@ class StridedDgradShape(StagedTile):
 
     Attributes:
         blocks: Blocks that a multiprocessor holds.
+        cluster_m: Tiles of a cluster, which share the loads of weights.
     """
 
     blocks: int
+    cluster_m: int
 
     @classmethod
     def from_config(cls, config: Config) -> StridedDgradShape:
         """Return the shape of a config."""
-        names = ("tile_m", "tile_n", "groups", "blocks")
+        names = ("tile_m", "tile_n", "groups", "blocks", "cluster_m")
         return cls(*(int(config[name]) for name in names))
 
 
@@ -59,7 +62,12 @@ def _phases(problem: Conv2dDgrad) -> Iterator[tuple[int, int]]:
 
 def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
     x = StridedDgradShape.from_config(config)
-    return first_unmet(x.rules(arch, "tile_m", x.blocks))
+
+    def rules() -> Rules:
+        yield require(x.n % (_ATOM * x.cluster_m) == 0, f"each tile of a cluster must load {_ATOM} channels of weights")
+        yield from x.rules(arch, "tile_m", x.blocks)
+
+    return first_unmet(rules())
 
 
 def _why_unsupported(problem: Conv2dDgrad) -> str | None:
@@ -81,6 +89,8 @@ def _why_unfit(problem: Conv2dDgrad, config: Config, arch: Architecture) -> str 
     def rules() -> Rules:
         yield require(x.m == 64 or x.m < 2 * most, f"tile_m {x.m} would leave half of a tile empty")
         yield require(x.n == 32 or x.n < 2 * problem.c, f"tile_n {x.n} would leave half of a tile empty")
+        tiles = ceil_div(most, x.m)
+        yield require(x.cluster_m <= tiles, f"cluster_m {x.cluster_m} would leave blocks of each phase without pixels")
 
     return first_unmet(rules())
 
@@ -97,18 +107,24 @@ def _cost(problem: Conv2dDgrad, config: Config, arch: Architecture) -> float:
     x = StridedDgradShape.from_config(config)
     columns, chunks = ceil_div(problem.c, x.n), ceil_div(problem.k, CHUNK)
     product = x.m * x.n * CHUNK / arch.wgmma_rate
-    loads = (x.m + x.n) * CHUNK * 2 / LOADED_BYTES_A_CYCLE
-    cycles = 0.0
+    loads = (x.m + x.n / x.cluster_m) * CHUNK * 2 / LOADED_BYTES_A_CYCLE
+    cycles = longest = 0.0
     for pixels, taps in _phases(problem):
         tiles = ceil_div(pixels, x.m) * columns
         busy = taps * chunks * max(product, loads) + x.m * x.n * 2 / _STORED_BYTES_A_CYCLE
         cycles += tiles * (busy + _BLOCK_CYCLES / x.blocks)
-    return cycles / arch.processors_for(1)
+        longest = max(longest, busy + _BLOCK_CYCLES)
+    return max(cycles / arch.processors_for(x.cluster_m), longest)
 
 
 def _label(config: Config) -> str:
     x = StridedDgradShape.from_config(config)
-    return f"{x.m}x{x.n} {x.groups}wg" + (f" blocks {x.blocks}" if x.blocks > 1 else "")
+    parts = [
+        f"{x.m}x{x.n} {x.groups}wg",
+        f"c{x.cluster_m}x1" * (x.cluster_m > 1),
+        f"blocks {x.blocks}" * (x.blocks > 1),
+    ]
+    return " ".join(filter(None, parts))
 
 
 FAMILY = hopper_family(
@@ -120,6 +136,7 @@ FAMILY = hopper_family(
         Parameter("tile_n", (32, 64, 96, 128, 192, 256), "input channels of a tile"),
         Parameter("groups", (1, 2, 3), "warpgroups that multiply"),
         Parameter("blocks", (1, 2, 3), "blocks that a multiprocessor holds"),
+        Parameter("cluster_m", (1, 2, 4), "tiles of a cluster that share the loads of weights"),
     ),
     launch_parameters=(Parameter("slots", tuple(range(2, _MAX_SLOTS + 1)), "stages of dy and weights"),),
     why_illegal=_why_illegal,

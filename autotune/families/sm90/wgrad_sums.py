@@ -10,17 +10,18 @@ MAX_SPLITS = 64
 _REDUCE_BYTES_A_CYCLE = 40  # of the sums that blocks exchange: an estimate for an H200, not fitted
 
 
-def split_counts(parts: int, tiles: int, slices: int, arch: Architecture) -> list[int]:
+def split_counts(parts: int, tiles: int, slices: int, arch: Architecture, peers: int = 1) -> list[int]:
     """Return the clusters a tile that fill the GPU once, and half as many.
 
     Args:
         parts: Parts of the pixels, of which each block has one at least.
         tiles: Tiles of the problem.
-        slices: Blocks of a cluster.
+        slices: Blocks of a cluster that split a tile's pixels.
         arch: The architecture.
+        peers: Tiles of a cluster.
     """
     most = min(parts // slices, MAX_SPLITS)
-    fill = arch.processors_for(slices) // (slices * tiles)
+    fill = arch.processors_for(slices * peers) // (slices * tiles)
     return sorted({max(1, min(count, most)) for count in (fill, ceil_div(fill, 2))}, reverse=True)
 
 

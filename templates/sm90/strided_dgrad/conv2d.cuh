@@ -7,11 +7,12 @@
 //
 // All phases are one launch: a block computes one tile of one phase, and those of the longest sums come first. One
 // thread loads the tile's pixels of dy, one tap at a time, by TMA's im2col mode, with a tensor map for each phase, and
-// the tap's weights. kGroups warpgroups multiply.
+// the tap's weights. kClusterM tiles of a cluster share the loads of weights by multicast. kGroups warpgroups multiply.
 //
 // The weights are in layout "wgmma_dgrad" (autotune/ir/weight_layout.py), so that each thread's accumulators are eight
 // neighbouring channels of a pixel.
 #pragma once
+#include "common/ptx/cluster.cuh"
 #include "common/ptx/mbarrier.cuh"
 #include "common/ptx/registers.cuh"
 #include "common/ptx/shared_memory.cuh"
@@ -37,12 +38,12 @@ struct HopperStridedDgrad : StridedDgradPlan<Config> {
     const int warp = ptx::warp_uniform(threadIdx.x / 32);
     const Tile tile(x);
     if (warp == 0) {
-      init_ring(smem.full, smem.empty, x.slots, P::kGroups);
+      init_ring(smem.full, smem.empty, x.slots, P::kGroups * P::kPeers);
     } else if (warp == 4 * P::kGroups) {
       ptx::prefetch_tensormap(x.dy_maps[tile.index]);
       ptx::prefetch_tensormap(x.weight_map);
     }
-    __syncthreads();
+    ptx::cluster_or_block_sync<P::kPeers>();
     griddepcontrol_wait();
     if (warp < 4 * P::kGroups) {
       multiply(x, smem, tile);
@@ -60,6 +61,7 @@ struct HopperStridedDgrad : StridedDgradPlan<Config> {
     const int n = phase.area.divmod(tile.first, h);
     h = phase.width.divmod(h, w) + x.vertical.low[phase.h], w += x.horizontal.low[phase.w];
     const int bytes = (min(P::kM, phase.rows) + P::kN) * P::kRowBytes;
+    const int own_weights = P::kWeightOffset + tile.peer * P::kOwnN * P::kRowBytes;
     PipelineState state{0, 1};
     int r = x.vertical.first_tap[phase.h];
     for (int i = 0; i < tile.taps_h; ++i, r -= x.vertical.tap_step) {
@@ -70,11 +72,13 @@ struct HopperStridedDgrad : StridedDgradPlan<Config> {
           ptx::mbarrier_arrive_expect_tx(full, bytes);
           ptx::tma_load_im2col<false>(to, x.dy_maps[tile.index], full, chunk * P::kK, w, h, n, j * x.horizontal.dy_step,
                                       i * x.vertical.dy_step, 0);
-          ptx::tma_load_3d<false>(to + P::kWeightOffset, x.weight_map, full, chunk * P::kK, tap, tile.channel, 0);
+          ptx::tma_load_3d<(P::kPeers > 1)>(to + own_weights, x.weight_map, full, chunk * P::kK, tap,
+                                            tile.channel + tile.peer * P::kOwnN, (1 << P::kPeers) - 1);
         }
       }
     }
     launch_dependents();
+    if constexpr (P::kPeers > 1) pipeline.producer_tail(state, x.slots);
   }
 
   AT_DEVICE static void multiply(const Params& x, const Layout& smem, const Tile& tile) {
@@ -83,7 +87,8 @@ struct HopperStridedDgrad : StridedDgradPlan<Config> {
     const uint32_t own = ptx::descriptor_lo(smem.stages + group * P::kBlocks * 64 * P::kRowBytes);
     const uint32_t weights = ptx::descriptor_lo(smem.stages + P::kWeightOffset);
     Sums sums = {};
-    add_staged_products<Config, 32 / 16>({P::pipeline(smem), x.slots, fills, P::kStageBytes / 16}, own, weights, sums);
+    const Stages stages{P::pipeline(smem), x.slots, fills, P::kStageBytes / 16};
+    add_staged_products<Config, 32 / 16, P::kPeers>(stages, own, weights, sums);
     launch_dependents();
     store_tile(x, tile, group, sums);
   }

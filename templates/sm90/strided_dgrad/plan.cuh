@@ -13,6 +13,8 @@ struct StridedDgradPlan {
   using Element = typename Config::Element;
   static constexpr int kM = Config::kM, kN = Config::kN, kGroups = Config::kGroups;
   static constexpr int kBlocks = kM / 64 / kGroups;  // blocks of 64 pixels of a warpgroup
+  static constexpr int kPeers = Config::kClusterM;   // tiles of a cluster, which share the loads of weights
+  static constexpr int kOwnN = kN / kPeers;          // channels of the weights that a block loads
   static constexpr int kK = 64, kRowBytes = kK * (int)sizeof(Element);
   static constexpr int kStageBytes = (kM + kN) * kRowBytes, kWeightOffset = kM * kRowBytes;
   static constexpr int kThreads = 128 * kGroups + 32;
@@ -21,6 +23,7 @@ struct StridedDgradPlan {
   using Launch = typename Config::Launch;                          // launch values by name, in the family's order
   static constexpr int kDyMap = 0, kWeightMap = 128 * kMaxPhases;  // offsets in Params
   static_assert(kM % (64 * kGroups) == 0 && kN % 32 == 0 && kN <= 256 && kRowBytes == 128, "no such tile");
+  static_assert(kOwnN % 8 == 0, "peers load whole swizzle atoms");
 
   // The phases of one axis. Phase i has the pixels i, i + stride, ... of dx.
   struct Axis {
@@ -92,7 +95,7 @@ struct StridedDgradPlan {
     for (int i = 0; i < kMaxPhases; ++i) {
       const int phase = order[min(i, count - 1)], h = phase / a.stride_w, w = phase % a.stride_w;
       const int height = x.vertical.pixels[h], width = x.horizontal.pixels[w], rows = a.n * height * width;
-      if (i < count) tiles_m += ceil_div(rows, kM);
+      if (i < count) tiles_m += ceil_div(rows, kM * kPeers) * kPeers;
       x.phases[i] = {h, w, rows, tiles_m, FastDivmod::make(max(height * width, 1)), FastDivmod::make(max(width, 1))};
     }
     prepared(out, x, tiles_m * x.tiles_n.divisor, 1, 1, kThreads, (int)shared, 0);
@@ -110,7 +113,7 @@ struct StridedDgradPlan {
       out->tensor_maps[out->tensor_map_count++] = map;
     }
     at_tensor_map weight{kWeightMap, kWeight, Config::kMapElement, ptx::swizzle_mode(kRowBytes)};
-    ptx::describe_tensor_map<Element>(weight, {k, filter, c}, {kK, 1, kN}, {1, 1, 1});
+    ptx::describe_tensor_map<Element>(weight, {k, filter, c}, {kK, 1, kOwnN}, {1, 1, 1});
     out->tensor_maps[out->tensor_map_count++] = weight;
   }
 
@@ -135,16 +138,18 @@ struct StridedDgradPlan {
 
   struct Tile {
     int index, channel;  // of the phase in Params, and the first channel of dx
+    int peer;            // rank in the cluster
     int first, taps_h, taps_w;
     AT_DEVICE explicit Tile(const Params& x) {
-      const int m = x.tiles_n.divmod(blockIdx.x, channel);
+      peer = blockIdx.x % kPeers;
+      const int m = x.tiles_n.divmod(blockIdx.x / kPeers, channel) * kPeers + peer;
       channel *= kN;
       index = 0;
 #pragma unroll
       for (int i = 0; i + 1 < kMaxPhases; ++i) index += m >= x.phases[i].tiles;
       const Phase& phase = x.phases[index];
       // The last tile ends with the last pixel, as TMA takes longer for rows beyond it. It computes some pixels again,
-      // to the same bits.
+      // to the same bits, and so does a tile that only fills its cluster.
       const int begin = index ? x.phases[index - 1].tiles : 0;
       first = min((m - begin) * kM, max(phase.rows - kM, 0));
       taps_h = x.vertical.taps[phase.h], taps_w = x.horizontal.taps[phase.w];

@@ -7,8 +7,9 @@
 // them in its im2col mode. Its four products are issued together. The columns of a tile are chunks of 64 channels; a
 // tile may have chunks of several taps.
 //
-// One thread loads and kGroups warpgroups multiply. Blocks split the pixels; sums.cuh adds their sums. The kernel in
-// conv2d.cuh loads x and dy once for all taps, and skips the padding, but it issues one product at a time.
+// One thread loads and kGroups warpgroups multiply. kClusterK tiles of a cluster share the loads of x by multicast, or
+// kClusterN tiles those of dy. Blocks split the pixels; sums.cuh adds their sums. The kernel in conv2d.cuh loads x and
+// dy once for all taps, and skips the padding, but it issues one product at a time.
 #pragma once
 #include "common/ptx/cluster.cuh"
 #include "common/ptx/mbarrier.cuh"
@@ -35,12 +36,12 @@ struct HopperIm2colWgrad : WgradSums<Im2colWgradPlan<Config>> {
     const int warp = ptx::warp_uniform(threadIdx.x / 32);
     const Tile tile(x);
     if (warp == 0) {
-      init_ring(smem.full, smem.empty, x.slots, P::kGroups);
+      init_ring(smem.full, smem.empty, x.slots, P::kGroups * P::kPeers);
     } else if (warp == 4 * P::kGroups) {
       ptx::prefetch_tensormap(x.dy_map);
       ptx::prefetch_tensormap(x.x_map);
     }
-    __syncthreads();
+    ptx::cluster_or_block_sync<P::kPeers>();
     if (warp < 4 * P::kGroups) {
       multiply(x, smem, tile);
     } else {
@@ -55,10 +56,13 @@ struct HopperIm2colWgrad : WgradSums<Im2colWgradPlan<Config>> {
   AT_DEVICE static void load(const Params& x, const Layout& smem, const Tile& tile) {
     const Pipeline pipeline = P::pipeline(smem);
     const int last = tile.first_step(x, 1);
-    typename P::Column columns[P::kNChunks];
+    // The chunks that this block loads: all, or with peers each kClusterN-th of dy and each kClusterK-th of x.
+    constexpr int kOwnDy = P::kMChunks / P::kClusterN, kOwnX = P::kNChunks / P::kClusterK;
+    const int first_dy = P::kClusterN > 1 ? tile.peer : 0, first_x = P::kClusterK > 1 ? tile.peer : 0;
+    typename P::Column columns[kOwnX];
 #pragma unroll
-    for (int i = 0; i < P::kNChunks; ++i) {
-      columns[i] = typename P::Column(x, min(tile.column + i, x.columns - 1));
+    for (int i = 0; i < kOwnX; ++i) {
+      columns[i] = typename P::Column(x, min(tile.column + first_x + i * P::kClusterK, x.columns - 1));
       columns[i].r *= x.dilation_h, columns[i].s *= x.dilation_w;
     }
     PipelineState state{0, 1};
@@ -70,14 +74,18 @@ struct HopperIm2colWgrad : WgradSums<Im2colWgradPlan<Config>> {
       h = x.width.divmod(h, w) * x.stride_h - x.pad_h, w = w * x.stride_w - x.pad_w;
       ptx::mbarrier_arrive_expect_tx(full, P::kStageBytes);
 #pragma unroll
-      for (int i = 0; i < P::kMChunks; ++i)
-        ptx::tma_load_2d<false>(to + i * P::kChunkBytes, x.dy_map, full, tile.k + i * P::kChunk, pixel, 0);
+      for (int i = 0; i < kOwnDy; ++i) {
+        const int chunk = first_dy + i * P::kClusterN;
+        ptx::tma_load_2d<(P::kClusterN > 1)>(to + chunk * P::kChunkBytes, x.dy_map, full, tile.k + chunk * P::kChunk,
+                                             pixel, tile.peers());
+      }
 #pragma unroll
-      for (int i = 0; i < P::kNChunks; ++i) {
+      for (int i = 0; i < kOwnX; ++i) {
+        constexpr bool kShared = P::kClusterK > 1;
         const typename P::Column& at = columns[i];
-        const uint32_t chunk = to + P::kXOffset + i * P::kChunkBytes;
-        if (x.pointwise) ptx::tma_load_2d<false>(chunk, x.x_map, full, at.c, pixel, 0);
-        else ptx::tma_load_im2col<false>(chunk, x.x_map, full, at.c, w, h, n, at.s, at.r, 0);
+        const uint32_t chunk = to + P::kXOffset + (first_x + i * P::kClusterK) * P::kChunkBytes;
+        if (x.pointwise) ptx::tma_load_2d<kShared>(chunk, x.x_map, full, at.c, pixel, tile.peers());
+        else ptx::tma_load_im2col<kShared>(chunk, x.x_map, full, at.c, w, h, n, at.s, at.r, tile.peers());
       }
     }
   }
@@ -88,8 +96,9 @@ struct HopperIm2colWgrad : WgradSums<Im2colWgradPlan<Config>> {
     const uint32_t own = ptx::transposed_descriptor_lo(smem.stages + group * P::kBlocks * P::kChunkBytes, 0);
     const uint32_t other = ptx::transposed_descriptor_lo(smem.stages + P::kXOffset, P::kChunkBytes);
     Sums sums = {};
-    add_staged_products<Config, P::kKBytes / 16>({P::pipeline(smem), x.slots, steps, P::kStageBytes / 16}, own, other,
-                                                 sums);
+    const Stages stages{P::pipeline(smem), x.slots, steps, P::kStageBytes / 16,
+                        (uint32_t)tile.rank(tile.slice) - tile.peer};
+    add_staged_products<Config, P::kKBytes / 16, P::kPeers>(stages, own, other, sums);
     launch_dependents();
     ptx::named_barrier_sync<P::kConsumers, 128 * P::kGroups>();  // no warpgroup reads the stages any more
     store_sums(smem, group, sums);

@@ -16,7 +16,9 @@ struct Im2colWgradPlan {
   static constexpr int kPixels = 64;  // of a stage
   static constexpr int kM = Config::kM, kN = Config::kN, kMChunks = kM / kChunk, kNChunks = kN / kChunk;
   static constexpr int kGroups = Config::kGroups, kBlocks = kMChunks / kGroups;  // blocks of 64 rows of a warpgroup
-  static constexpr int kSlices = Config::kSlices;                                // blocks of a cluster
+  // Blocks of a cluster: those that split the pixels, times neighbouring tiles that share loads.
+  static constexpr int kSlices = Config::kSlices, kClusterK = Config::kClusterK, kClusterN = Config::kClusterN;
+  static constexpr int kPeers = kClusterK * kClusterN, kClusterBlocks = kSlices * kPeers;
   static constexpr int kThreads = 128 * kGroups + 32;
   static constexpr int kChunkBytes = kPixels * kChunk * (int)sizeof(Element);
   static constexpr int kXOffset = kMChunks * kChunkBytes, kStageBytes = (kMChunks + kNChunks) * kChunkBytes;
@@ -31,6 +33,8 @@ struct Im2colWgradPlan {
   static constexpr int kDyMap = 0, kXMap = 128;  // offsets in Params
   static_assert(kMChunks % kGroups == 0 && kN % kChunk == 0 && kN <= 256, "no such tile");
   static_assert(kSumRows % kSlices == 0, "no such split");
+  static_assert((kClusterK == 1 || kClusterN == 1) && kNChunks % kClusterK == 0 && kMChunks % kClusterN == 0,
+                "peers load equal parts of one operand");
 
   struct alignas(64) Params {
     uint8_t dy_map[128], x_map[128];
@@ -39,8 +43,9 @@ struct Im2colWgradPlan {
     int pointwise;              // x is loaded by boxes of its pixels, as dy
     int slots, steps, workers;  // stages; boxes of pixels; blocks that split them
     int columns;                // chunks of 64 channels of all taps
-    FastDivmod chunks, filter_width, area, width, tiles_n, tiles;
-    int splits;  // clusters that split the pixels
+    FastDivmod chunks, filter_width, area, width;
+    FastDivmod tiles_n, tiles;  // in units of the tiles of a cluster
+    int splits;                 // clusters that split the pixels
     float scalars[AT_MAX_SCALARS];
     at_pointers p;
   };
@@ -66,8 +71,9 @@ struct Im2colWgradPlan {
     x.chunks = FastDivmod::make(ceil_div(a.c, kChunk)), x.filter_width = FastDivmod::make(a.s);
     x.area = FastDivmod::make(a.p * a.q), x.width = FastDivmod::make(a.q);
     x.columns = a.r * a.s * x.chunks.divisor;
-    const int tiles_n = ceil_div(x.columns, kNChunks), tiles = ceil_div(a.k, kM) * tiles_n;
-    x.tiles_n = FastDivmod::make(tiles_n), x.tiles = FastDivmod::make(tiles);
+    const int tiles_n = ceil_div(x.columns, kNChunks * kClusterN), tiles_k = ceil_div(a.k, kM * kClusterK);
+    x.tiles_n = FastDivmod::make(tiles_n), x.tiles = FastDivmod::make(tiles_k * tiles_n);
+    const int tiles = tile_count(x);
     const int64_t sums = (int64_t)x.splits * tiles * kSumRows * kN * 4;
     prepared(out, x, tiles * x.workers, 1, 1, kThreads, (int)shared, x.splits > 1 ? counter_bytes(tiles) + sums : 0);
 
@@ -77,6 +83,7 @@ struct Im2colWgradPlan {
     else describe_im2col(out->tensor_maps[1], a);
   }
 
+  AT_DEVICE static int tile_count(const Params& x) { return x.tiles.divisor * kPeers; }
   // The workspace begins with a counter for each part of a tile; the sums of the clusters follow.
   AT_DEVICE static int64_t counter_bytes(int64_t tiles) { return ceil_div(tiles * kSlices * 4, 256) * 256; }
 
@@ -100,14 +107,13 @@ struct Im2colWgradPlan {
   // Addresses in shared memory. A stage holds 64 pixels: kMChunks boxes of dy, then kNChunks of x. The sums replace the
   // stages when these are empty.
   struct Layout {
-    uint32_t stages, sums, full, empty, last, end;
+    uint32_t stages, sums, full, empty, end;
     AT_DEVICE Layout(const Params& x, uint32_t memory) {
       SmemLayout layout(memory);
       sums = memory;
       stages = layout.add(x.slots * kStageBytes);
       if (layout.end < memory + kSumBytes) layout.end = memory + kSumBytes;
       full = layout.add_barriers(x.slots), empty = layout.add_barriers(x.slots);
-      last = layout.add(8);
       end = layout.end;
     }
   };
@@ -123,14 +129,20 @@ struct Im2colWgradPlan {
     }
   };
 
-  // The tile of a block, and its place among the blocks that share the tile's pixels. column: its first chunk.
+  // The tile of a block, its place among the peers that share its loads, and among the blocks that split its pixels.
+  // column: its first chunk.
   struct Tile {
-    int index, k, column, split, slice;
+    int index, k, column, peer, split, slice;
     AT_DEVICE explicit Tile(const Params& x) {
-      slice = blockIdx.x % kSlices;
-      split = x.tiles.divmod(blockIdx.x / kSlices, index);
-      k = x.tiles_n.divmod(index, column) * kM, column *= kNChunks;
+      const int at = blockIdx.x % kClusterBlocks;
+      peer = at % kPeers, slice = at / kPeers;
+      split = x.tiles.divmod(blockIdx.x / kClusterBlocks, index);
+      k = x.tiles_n.divmod(index, column);
+      k = (k * kClusterK + peer % kClusterK) * kM, column = (column * kClusterN + peer / kClusterK) * kNChunks;
+      index = index * kPeers + peer;
     }
+    AT_DEVICE int rank(int slice) const { return slice * kPeers + peer; }               // in the cluster
+    AT_DEVICE uint16_t peers() const { return ((1 << kPeers) - 1) << slice * kPeers; }  // a bit for each rank
     AT_DEVICE int first_step(const Params& x, int next = 0) const {
       return (int)((int64_t)x.steps * (split * kSlices + slice + next) / x.workers);
     }

@@ -18,6 +18,7 @@ struct WgradPlan {
   static constexpr bool kJoined = Config::kJoined;  // the filter columns are one product
   static constexpr int kImages = Config::kImages;   // of a box
   static constexpr int kSlices = Config::kSlices;   // blocks of a cluster that split the pixels
+  static constexpr int kClusterBlocks = kSlices;
   static constexpr int kGroups = kMChunks * kFilterRows, kThreads = 128 * kGroups + 64;
   static constexpr int kTaps = kFilterRows * kFilterColumns;
   static constexpr int kProductN = kJoined ? kFilterColumns * kN : kN, kProducts = kJoined ? 1 : kFilterColumns;
@@ -103,6 +104,7 @@ struct WgradPlan {
     describe(out->tensor_maps[1], kXMap, kX, a.n, a.h, a.w, a.c, box_w, stride);
   }
 
+  AT_DEVICE static int tile_count(const Params& x) { return x.tiles.divisor; }
   // The workspace begins with a counter for each part of a tile; the sums of the clusters follow.
   AT_DEVICE static int64_t counter_bytes(int64_t tiles) { return ceil_div(tiles * kSlices * 4, 256) * 256; }
 
@@ -119,7 +121,7 @@ struct WgradPlan {
 
   // Addresses in shared memory. The sums replace the rings when these are empty.
   struct Layout {
-    uint32_t dy, x, sums, dy_full, dy_empty, x_full, x_empty, last, end;
+    uint32_t dy, x, sums, dy_full, dy_empty, x_full, x_empty, end;
     AT_DEVICE Layout(const Params& p, uint32_t memory) {
       SmemLayout layout(memory);
       sums = memory;
@@ -128,7 +130,6 @@ struct WgradPlan {
       if (layout.end < memory + kSumBytes) layout.end = memory + kSumBytes;
       dy_full = layout.add_barriers(p.dy_slots), dy_empty = layout.add_barriers(p.dy_slots);
       x_full = layout.add_barriers(p.x_slots), x_empty = layout.add_barriers(p.x_slots);
-      last = layout.add(8);
       end = layout.end;
     }
   };
@@ -152,6 +153,7 @@ struct WgradPlan {
       rest = x.tiles_n.divmod(rest, at), c = at * kN;
       k = rest * kM;
     }
+    AT_DEVICE int rank(int slice) const { return slice; }  // in the cluster
     AT_DEVICE int first_row(const Params& x, int next = 0) const {
       return (int)((int64_t)x.rows * (split * kSlices + slice + next) / x.workers);
     }

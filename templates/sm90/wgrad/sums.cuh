@@ -39,25 +39,36 @@ struct WgradSums : P {
       __syncthreads();
     }
     add_blocks(x, smem, tile);
-    if constexpr (P::kSlices > 1) ptx::cluster_sync();  // others read this block's shared memory until here
+    // Until here others read this block's shared memory, or arrive at its barriers.
+    if constexpr (P::kClusterBlocks > 1) ptx::cluster_sync();
   }
 
  private:
   AT_DEVICE static void add_blocks(const Params& x, const Layout& smem, const Tile& tile) {
     constexpr int kVectors = P::kShareRows * P::kRowVectors;
+    // Vectors that a thread loads before it stores the first, so that their latencies overlap.
+    constexpr int kAhead = kVectors > 3 * P::kThreads ? 4 : kVectors > P::kThreads ? 2 : 1;
     const int first = tile.slice * P::kShareRows * P::kRowVectors;
     float4* const partial = partial_sums(x, tile, tile.split) + first;
-    for (int i = threadIdx.x; i < kVectors; i += P::kThreads) {
-      const Vector at(first + i);
-      float v[P::kVector] = {};
-      // Each block begins with its own sums, so that not all read from the same block.
+    for (int begin = threadIdx.x; begin < kVectors; begin += kAhead * P::kThreads) {
+      float v[kAhead][P::kVector] = {};
 #pragma unroll
-      for (int j = 0; j < P::kSlices; ++j) add(v, block_sums(smem, at, (tile.slice + j) % P::kSlices));
-      if (x.splits == 1) store_vector(x, tile, at, v);
-      else partial[i] = make_float4(v[0], v[1], v[2], v[3]);
+      for (int u = 0; u < kAhead; ++u) {
+        const Vector at(first + min(begin + u * P::kThreads, kVectors - 1));
+        // Each block begins with its own sums, so that not all read from the same block.
+#pragma unroll
+        for (int j = 0; j < P::kSlices; ++j) add(v[u], block_sums(smem, at, tile.rank((tile.slice + j) % P::kSlices)));
+      }
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        const int i = begin + u * P::kThreads;
+        if (i >= kVectors) break;
+        if (x.splits == 1) store_vector(x, tile, Vector(first + i), v[u]);
+        else partial[i] = make_float4(v[u][0], v[u][1], v[u][2], v[u][3]);
+      }
     }
-    if (x.splits > 1 && is_last(x, smem, tile)) {
-      const int64_t next = (int64_t)x.tiles.divisor * P::kSumRows * P::kRowVectors;  // from one split to the next
+    if (x.splits > 1 && is_last(x, tile)) {
+      const int64_t next = (int64_t)P::tile_count(x) * P::kSumRows * P::kRowVectors;  // from one split to the next
       const float4* const sums = partial_sums(x, tile, 0) + first;
       for (int i = threadIdx.x; i < kVectors; i += P::kThreads) {
         float v[P::kVector] = {};
@@ -87,23 +98,23 @@ struct WgradSums : P {
 
   // The workspace: a counter for each part of a tile, then the sums of the clusters.
   AT_DEVICE static float4* partial_sums(const Params& x, const Tile& tile, int split) {
-    char* const sums = (char*)x.p.p[AT_WORKSPACE] + P::counter_bytes(x.tiles.divisor);
-    return (float4*)sums + ((int64_t)split * x.tiles.divisor + tile.index) * P::kSumRows * P::kRowVectors;
+    char* const sums = (char*)x.p.p[AT_WORKSPACE] + P::counter_bytes(P::tile_count(x));
+    return (float4*)sums + ((int64_t)split * P::tile_count(x) + tile.index) * P::kSumRows * P::kRowVectors;
   }
 
   // Counts this block; true in the last of the blocks that have this part of this tile.
-  AT_DEVICE static bool is_last(const Params& x, const Layout& smem, const Tile& tile) {
+  AT_DEVICE static bool is_last(const Params& x, const Tile& tile) {
     __threadfence();
     __syncthreads();
+    bool last = false;
     if (threadIdx.x == 0) {
       int* const counter = (int*)x.p.p[AT_WORKSPACE] + tile.index * P::kSlices + tile.slice;
-      const int arrived = atomicAdd(counter, 1);
-      if (arrived == x.splits - 1) *counter = 0;  // for the next launch
-      ptx::st_shared(smem.last, make_uint2(arrived == x.splits - 1, 0));
+      last = atomicAdd(counter, 1) == x.splits - 1;
+      if (last) *counter = 0;  // for the next launch
     }
-    __syncthreads();
+    last = __syncthreads_or(last);
     __threadfence();
-    return ptx::ld_shared_word(smem.last) != 0;
+    return last;
   }
 
   AT_DEVICE static void store_vector(const Params& x, const Tile& tile, const Vector& at, float (&v)[P::kVector]) {

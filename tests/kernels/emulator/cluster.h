@@ -69,6 +69,7 @@ struct Block {
   std::map<uint32_t, Barrier> barriers;
   std::map<std::pair<int, uint32_t>, Collective> collectives;
   std::map<int, Named> named;
+  bool any = false;  // of __syncthreads_or()
 };
 
 struct Thread {

@@ -137,6 +137,15 @@ struct EmulatedIndex {
 #define __shfl_xor_sync(mask, value, distance) emu::shuffled(mask, value, emu::lane() ^ (distance))
 #define __syncwarp() emu::exchange(0xffffffffu, 0, 0)
 #define __syncthreads() emu::sync_of(0, emu::own().threads)
+inline int __syncthreads_or(int v) {
+  emu::Block& block = emu::own();
+  __syncthreads();  // all have read the result before
+  block.any = false;
+  __syncthreads();
+  block.any |= v != 0;
+  __syncthreads();
+  return block.any;
+}
 inline void __threadfence() {}
 inline int atomicAdd(int* to, int v) {
   const int before = *to;
