@@ -148,14 +148,18 @@ struct Im2colWgradPlan {
     }
   };
 
-  // Where the sum of a tile's row and column belongs: its output channel, tap and input channel.
+  // Where the sums of a column of a tile belong: their input channel, and the offset in dw of each row.
   struct Place {
-    int k, r, s, c;
-    AT_DEVICE Place(const Params& x, const Tile& tile, int row, int column) : k(tile.k + row) {
+    int c, k, first;  // channels of the input and of the output; offset of the column in a filter, -1 if dw has no such
+    AT_DEVICE Place(const Params& x, const Tile& tile, int column) : k(tile.k) {
       const int chunk = tile.column + column / kChunk;
       const Column at(x, chunk);
-      r = at.r, s = at.s, c = at.c + column % kChunk;
-      if (chunk >= x.columns) r = x.r;  // beyond the last tap
+      c = at.c + column % kChunk;
+      first = chunk < x.columns && c < x.c ? (at.r * x.s + at.s) * x.c + c : -1;
+    }
+    // Returns -1 if dw has no such element.
+    AT_DEVICE int64_t offset(const Params& x, int row) const {
+      return first >= 0 && k + row < x.k ? (int64_t)(k + row) * x.r * x.s * x.c + first : -1;
     }
   };
 

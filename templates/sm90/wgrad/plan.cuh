@@ -180,13 +180,16 @@ struct WgradPlan {
     }
   };
 
-  // Where the sum of a tile's row and column belongs: its output channel, tap and input channel.
+  // Where the sums of a column of a tile belong: their input channel, and the offset in dw of each row.
   struct Place {
-    int k, r, s, c;
-    AT_DEVICE Place(const Params& x, const Tile& tile, int row, int column) {
-      const int tap = row / kM;
-      k = tile.k + row % kM, r = tile.r + tap / kFilterColumns, s = tile.s + tap % kFilterColumns;
-      c = tile.c + column;
+    int c, k, r, s;  // the column's channel; the tile's first channel and tap
+    AT_DEVICE Place(const Params&, const Tile& tile, int column)
+        : c(tile.c + column), k(tile.k), r(tile.r), s(tile.s) {}
+    // Returns -1 if dw has no such element.
+    AT_DEVICE int64_t offset(const Params& x, int row) const {
+      const int tap = row / kM, at_k = k + row % kM, at_r = r + tap / kFilterColumns, at_s = s + tap % kFilterColumns;
+      if (c >= x.c || at_k >= x.k || at_r >= x.r || at_s >= x.s) return -1;
+      return (((int64_t)at_k * x.r + at_r) * x.s + at_s) * x.c + c;
     }
   };
 

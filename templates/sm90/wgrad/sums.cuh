@@ -44,85 +44,92 @@ struct WgradSums : P {
   }
 
  private:
+  // A thread has four neighbouring columns of each kRows-th row. It loads several rows before it stores the first, so
+  // that the latencies of its loads overlap.
+  static constexpr int kRows = P::kThreads / P::kRowVectors, kThreadRows = (P::kShareRows + kRows - 1) / kRows;
+  static constexpr int kAhead = kThreadRows < 8 ? kThreadRows : 8;
+  using Rows = float[kAhead][P::kVector];
+
   AT_DEVICE static void add_blocks(const Params& x, const Layout& smem, const Tile& tile) {
-    constexpr int kVectors = P::kShareRows * P::kRowVectors;
-    // Vectors that a thread loads before it stores the first, so that their latencies overlap.
-    constexpr int kAhead = kVectors > 3 * P::kThreads ? 4 : kVectors > P::kThreads ? 2 : 1;
-    const int first = tile.slice * P::kShareRows * P::kRowVectors;
-    float4* const partial = partial_sums(x, tile, tile.split) + first;
-    for (int begin = threadIdx.x; begin < kVectors; begin += kAhead * P::kThreads) {
-      float v[kAhead][P::kVector] = {};
+    const int vector = threadIdx.x % P::kRowVectors, column = P::kVector * vector;
+    const int begin = threadIdx.x < kRows * P::kRowVectors ? threadIdx.x / P::kRowVectors : P::kShareRows;
+    const int first = tile.slice * P::kShareRows;
+    const typename P::Place place(x, tile, column);
+    float4* const partial = partial_sums(x, tile, tile.split, first) + vector;
+#pragma unroll 1
+    for (int row = begin; row < P::kShareRows; row += kAhead * kRows) {
+      Rows v = {};
+      // Each block begins with its own sums, so that not all read from the same block.
 #pragma unroll
-      for (int u = 0; u < kAhead; ++u) {
-        const Vector at(first + min(begin + u * P::kThreads, kVectors - 1));
-        // Each block begins with its own sums, so that not all read from the same block.
+      for (int j = 0; j < P::kSlices; ++j) {
+        const int block = tile.rank((tile.slice + j) % P::kSlices);
 #pragma unroll
-        for (int j = 0; j < P::kSlices; ++j) add(v[u], block_sums(smem, at, tile.rank((tile.slice + j) % P::kSlices)));
+        for (int i = 0; i < kAhead; ++i) add(v[i], block_sums(smem, first + row_of(row, i), column, block));
       }
 #pragma unroll
-      for (int u = 0; u < kAhead; ++u) {
-        const int i = begin + u * P::kThreads;
-        if (i >= kVectors) break;
-        if (x.splits == 1) store_vector(x, tile, Vector(first + i), v[u]);
-        else partial[i] = make_float4(v[u][0], v[u][1], v[u][2], v[u][3]);
+      for (int i = 0; i < kAhead; ++i) {
+        if (row + i * kRows >= P::kShareRows) break;
+        if (x.splits == 1) store_vector(x, place, first + row + i * kRows, v[i]);
+        else partial[(row + i * kRows) * P::kRowVectors] = make_float4(v[i][0], v[i][1], v[i][2], v[i][3]);
       }
     }
     if (x.splits > 1 && is_last(x, tile)) {
       const int64_t next = (int64_t)P::tile_count(x) * P::kSumRows * P::kRowVectors;  // from one split to the next
-      const float4* const sums = partial_sums(x, tile, 0) + first;
-      for (int i = threadIdx.x; i < kVectors; i += P::kThreads) {
-        float v[P::kVector] = {};
-#pragma unroll 16
-        for (int split = 0; split < x.splits; ++split) add(v, sums[split * next + i]);
-        store_vector(x, tile, Vector(first + i), v);
+      const float4* const sums = partial_sums(x, tile, 0, first) + vector;
+#pragma unroll 1
+      for (int row = begin; row < P::kShareRows; row += kAhead * kRows) {
+        Rows v = {};
+#pragma unroll 2
+        for (int split = 0; split < x.splits; ++split)
+#pragma unroll
+          for (int i = 0; i < kAhead; ++i) add(v[i], sums[split * next + row_of(row, i) * P::kRowVectors]);
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i)
+          if (row + i * kRows < P::kShareRows) store_vector(x, place, first + row + i * kRows, v[i]);
       }
     }
   }
 
-  // A vector of a tile's sums: its row, and its first column.
-  struct Vector {
-    int row, column;
-    AT_DEVICE explicit Vector(int vector)
-        : row(vector / P::kRowVectors), column(vector % P::kRowVectors * P::kVector) {}
-  };
+  // The i-th of the rows that a thread loads at once; the last one for those beyond.
+  AT_DEVICE static int row_of(int row, int i) { return min(row + i * kRows, P::kShareRows - 1); }
 
   AT_DEVICE static void add(float (&v)[P::kVector], float4 other) {
     v[0] += other.x, v[1] += other.y, v[2] += other.z, v[3] += other.w;
   }
 
-  AT_DEVICE static float4 block_sums(const Layout& smem, const Vector& at, int block) {
-    const uint32_t address = sum_row(smem, at.row) + 4 * at.column;
+  AT_DEVICE static float4 block_sums(const Layout& smem, int row, int column, int block) {
+    const uint32_t address = sum_row(smem, row) + 4 * column;
     if constexpr (P::kSlices > 1) return ptx::ld_shared_cluster_float4(address, block);
     else return ptx::ld_shared_float4(address);
   }
 
   // The workspace: a counter for each part of a tile, then the sums of the clusters.
-  AT_DEVICE static float4* partial_sums(const Params& x, const Tile& tile, int split) {
+  AT_DEVICE static float4* partial_sums(const Params& x, const Tile& tile, int split, int row) {
     char* const sums = (char*)x.p.p[AT_WORKSPACE] + P::counter_bytes(P::tile_count(x));
-    return (float4*)sums + ((int64_t)split * P::tile_count(x) + tile.index) * P::kSumRows * P::kRowVectors;
+    const int64_t first = ((int64_t)split * P::tile_count(x) + tile.index) * P::kSumRows;
+    return (float4*)sums + (first + row) * P::kRowVectors;
   }
 
-  // Counts this block; true in the last of the blocks that have this part of this tile.
+  // Counts this block; true in the last of the blocks that have this part of this tile. The fences of one thread order
+  // the accesses of all, because barriers lie between.
   AT_DEVICE static bool is_last(const Params& x, const Tile& tile) {
-    __threadfence();
     __syncthreads();
     bool last = false;
     if (threadIdx.x == 0) {
       int* const counter = (int*)x.p.p[AT_WORKSPACE] + tile.index * P::kSlices + tile.slice;
+      __threadfence();
       last = atomicAdd(counter, 1) == x.splits - 1;
+      __threadfence();
       if (last) *counter = 0;  // for the next launch
     }
-    last = __syncthreads_or(last);
-    __threadfence();
-    return last;
+    return __syncthreads_or(last);
   }
 
-  AT_DEVICE static void store_vector(const Params& x, const Tile& tile, const Vector& at, float (&v)[P::kVector]) {
-    const typename P::Place to(x, tile, at.row, at.column);
-    if (to.k >= x.k || to.c >= x.c || to.r >= x.r || to.s >= x.s) return;
-    const int64_t offset = (((int64_t)to.k * x.r + to.r) * x.s + to.s) * x.c + to.c;
+  AT_DEVICE static void store_vector(const Params& x, const typename P::Place& place, int row, float (&v)[P::kVector]) {
+    const int64_t offset = place.offset(x, row);
+    if (offset < 0) return;
     const typename P::Steps::Fetched none{};  // the steps load their operands themselves
-    P::Steps::apply(v, x.p.p, x.scalars, to.c, offset, none);
+    P::Steps::apply(v, x.p.p, x.scalars, place.c, offset, none);
     store(v, (typename P::Element*)x.p.p[P::kDw] + offset);
   }
 };
