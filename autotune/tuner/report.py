@@ -83,8 +83,10 @@ def format_candidate(kernel: KernelRow, launch: Mapping[str, int]) -> str:
 
 
 def _config(row: KernelRow) -> str:
-    found = families().get(row.family)
-    return found.label(json.loads(row.config)) if found else row.config
+    found, config = families().get(row.family), json.loads(row.config)
+    # A config of an earlier version may have other parameters.
+    known = found is not None and config.keys() == {parameter.name for parameter in found.parameters}
+    return found.label(config) if found and known else row.config
 
 
 @dataclass(frozen=True)
