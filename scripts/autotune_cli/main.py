@@ -29,6 +29,7 @@ COMMANDS = {
         "bench-layers": ("commands.bench_layers", "compare tuned kernels with cuDNN layer by layer"),
         "bench-host": ("commands.bench_host", "measure the host time of loading and of calls"),
         "bench-tuning": ("commands.bench_tuning", "time the tuner and rate the kernels it finds"),
+        "bench-transfer": ("commands.bench_transfer", "time a tune that begins with another network's database"),
         "accuracy": ("commands.accuracy", "measure the accuracy of each precision"),
         "train": ("commands.train", "train the default network by torch and on tuned kernels"),
         "profile": ("commands.profile", "list operators and kernels below each module"),

@@ -59,6 +59,7 @@ ENDS = {
     "bench-layers": ["--db", "text.db"],
     "bench-host": ["--db", "text.db", "--loads", "0"],
     "bench-tuning": ["--against", "text.db"],
+    "bench-transfer": ["no.py:f", "no.py:f"],
     "accuracy": ["--model", "no.py:f"],
     "train": ["--plot", "absent"],
     "profile": ["--from", "text.db"],

@@ -17,10 +17,8 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import subprocess
 import sys
 import tempfile
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from autotune.core import AutotuneError, DeviceKind, device_arch, of_target
+from autotune.core import DeviceKind, device_arch, of_target
 from autotune.ir import parse
 from autotune.measure import Worker
 from autotune.runtime import candidate
@@ -37,6 +35,7 @@ from autotune.search import Space, SpaceTrace, TuneTrace
 from autotune.tuner import Progress, Tuner, TunerOptions
 from autotune_cli.command_line import positive
 from autotune_cli.record import provenance, slug, write
+from autotune_cli.timed_tune import timed_tune
 from tuning_db import Store
 from tuning_db.schema import Measurement
 
@@ -75,16 +74,7 @@ def tune(options: list[str], folder: Path, name: str) -> tuple[Path, float]:
     """Run the tuner in a new process; return its database and the seconds that it took."""
     binaries, seed = RUNS[name]
     database = folder / f"{name.replace(' ', '-')}.db"
-    command = [sys.executable, "-m", "autotune_cli", "tune", *options, "--db", str(database), "--seed", str(seed)]
-    command += ["--from-db", "none"]
-    start = time.perf_counter()
-    done = subprocess.run(
-        command, check=False, env={**os.environ, "AUTOTUNE_GENERATED": str(folder / binaries)}, capture_output=True
-    )
-    database.with_suffix(".txt").write_bytes(done.stdout)
-    if done.returncode:
-        raise AutotuneError(f"autotune tune ended with {done.returncode}: {done.stderr.decode().strip()[-500:]}")
-    return database, time.perf_counter() - start
+    return database, timed_tune([*options, "--seed", str(seed), "--from-db", "none"], database, folder / binaries)
 
 
 def time_best_configs(recording: TuneTrace, store: Store, worker: Worker) -> None:
