@@ -6,7 +6,7 @@ folder of its own. Both plans of the second network are then timed in
 interleaved rounds. The table also shows how well each run kept its budget.
 
 Example:
-  autotune bench-transfer torchvision:resnet18 torchvision:resnet34 --batch 128
+  autotune bench-transfer torchvision:resnet18 torchvision:resnet34
 """
 
 from __future__ import annotations
