@@ -85,8 +85,9 @@ def format_candidate(kernel: KernelRow, launch: Mapping[str, int]) -> str:
 def _config(row: KernelRow) -> str:
     found, config = families().get(row.family), json.loads(row.config)
     # A config of an earlier version may have other parameters.
-    known = found is not None and config.keys() == {parameter.name for parameter in found.parameters}
-    return found.label(config) if found and known else row.config
+    if found is None or config.keys() != {parameter.name for parameter in found.parameters}:
+        return row.config
+    return found.label(config)
 
 
 @dataclass(frozen=True)

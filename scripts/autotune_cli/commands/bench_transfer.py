@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="part of the budget for the tune that begins with the first network's database (default %(default)s)",
     )
+    parser.add_argument("--trials", type=positive, metavar="N", help="--trials of each tune (default: the tuner's own)")
     parser.add_argument("--seconds", type=seconds, default=3.0, metavar="TIME", help="time of each plan (default 3)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the databases and the tuner's output here")
     add_device(parser)
@@ -65,6 +66,7 @@ def main(arguments: argparse.Namespace) -> int:
             options = ["--model", text, "--batch", str(arguments.batch), "--budget", f"{budget:g}s"]
             options += ["--arch", "cpu"] if device.type == "cpu" else []
             options += ["--input", ",".join(map(str, arguments.input))] if arguments.input else []
+            options += ["--trials", str(arguments.trials)] if arguments.trials else []
             options += ["--from-db", str(databases[FIRST]) if name == TRANSFER else "none"]
             print(f"{name}: tuning {text} for {budget:g} s", file=sys.stderr)
             took[name] = timed_tune(options, databases[name], databases[name].with_suffix(".kernels").absolute())
