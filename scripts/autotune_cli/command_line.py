@@ -105,6 +105,17 @@ def sizes(text: str) -> list[int]:
     return [positive(part) for part in names(text)]
 
 
+def gpu_numbers(text: str) -> list[int]:
+    """Read the numbers of GPUs, such as 0,1."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
+        raise argparse.ArgumentTypeError(f"'{text}' is no list of different numbers such as 0,1,2")
+    return numbers
+
+
 def percent(text: str) -> float:
     """Read "1%" or "0.5%" as a fraction: 0.01 or 0.005."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)%?", text)

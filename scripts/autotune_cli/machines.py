@@ -15,7 +15,7 @@ from autotune.codegen import BuildBatch, StartBatch
 from autotune.core import Architecture, AutotuneError, Deadline, DeviceKind, architecture, of_capability
 from autotune.measure import ChildProcess, StartChild, Timing, Worker
 from autotune.tuner import Bench
-from autotune_cli.command_line import Group
+from autotune_cli.command_line import Group, gpu_numbers
 
 MIN_CORES = 8
 """Cores for each GPU from which on its measuring process gets one that compilers do not use."""
@@ -72,7 +72,7 @@ def add_machines(group: Group) -> None:
     """Add --devices and --cluster."""
     group.add_argument(
         "--devices",
-        type=_numbers,
+        type=gpu_numbers,
         metavar="N,...",
         help="the GPUs that measure, by their numbers; GPUs of one kind share the problems (default 0)",
     )
@@ -159,14 +159,3 @@ def cores_apart(groups: Sequence[DeviceGroup], cores: Sequence[int]) -> tuple[Se
 
 def _remote(kind: DeviceKind, child: StartChild) -> MeasuringDevice:
     return MeasuringDevice(kind, "cuda:0" if kind.capability else "cpu", child)  # each worker sees one GPU
-
-
-def _numbers(text: str) -> list[int]:
-    """Return the numbers of a list such as 0,1."""
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
-        raise argparse.ArgumentTypeError(f"'{text}' is no list of different numbers such as 0,1,2")
-    return numbers

@@ -4,7 +4,9 @@ import json
 import math
 
 import pytest
+import torch
 
+from autotune.core import AutotuneError
 from autotune_cli import speedups
 from autotune_cli.commands import bench_networks
 from autotune_cli.main import run_command
@@ -71,6 +73,19 @@ def test_networks_are_those_of_torchvision_and_the_u_net():
     assert len(bench_networks.NETWORKS) >= 14
     assert bench_networks.NETWORKS["vgg16_bn"] == "torchvision:vgg16_bn"
     assert bench_networks.NETWORKS[bench_networks.UNET] == "unet"
+
+
+def test_processes_see_the_gpu_of_their_place_only(monkeypatch):
+    assert bench_networks.places(None, "cuda") == [{}]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [place["CUDA_VISIBLE_DEVICES"] for place in bench_networks.places([0, 1], "cuda")] == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-7")
+    assert bench_networks.places([1], "cuda") == [{"CUDA_VISIBLE_DEVICES": "GPU-7"}]
+    with pytest.raises(AutotuneError, match="--devices 2: there are 2 GPUs"):
+        bench_networks.places([1, 2], "cuda")
+    with pytest.raises(AutotuneError, match="there are 0 GPUs"):
+        bench_networks.places([0], "cpu")
 
 
 @pytest.mark.process

@@ -4,7 +4,8 @@ Each network is tuned in a process of its own. A process for each batch size
 then times FusedResNet on the tuned database and with nothing tuned, and
 torch.compile in its modes reduce-overhead and max-autotune with freezing, all
 in interleaved rounds. On a GPU the processes first compile, all at the same
-time; kernels are timed in turns. What Inductor compiled and timed stays in the
+time; kernels are timed in turns. Several GPUs take one network after the other,
+each with its share of the cores. What Inductor compiled and timed stays in the
 folder of --dbs, so max-autotune, which takes minutes, goes on where an
 interrupted run ended. The results are a table, a chart, and a JSON record. A
 network that the record holds is measured again only if --only names it.
@@ -22,17 +23,20 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
 from autotune.core import AutotuneError, require_one_of
 from autotune_cli import chart, networks_chart
-from autotune_cli.command_line import add_device, names, sizes, torch_device
+from autotune_cli.command_line import add_device, gpu_numbers, names, sizes, torch_device
 from autotune_cli.commands.bench import PREPARED
 from autotune_cli.record import one_line, provenance, slug, write
 from autotune_cli.speedups import PEERS, Row, mean, rows
@@ -72,6 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", default="2", metavar="TIME", help="time of each variant (default 2)")
     parser.add_argument("--skip-max-autotune", action="store_true", help="leave out max-autotune, which takes minutes")
     add_device(parser)
+    parser.add_argument(
+        "--devices", type=gpu_numbers, metavar="N,...", help="the GPUs that share the networks (default 0)"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="the record (default benchmarks/networks-DEVICE)")
     parser.add_argument("--show", type=Path, metavar="FILE.json", help="only print and draw a record")
 
@@ -88,16 +95,55 @@ def main(arguments: argparse.Namespace) -> int:
     known = _read(path)["networks"] if path.is_file() else {}
     record: dict[str, Any] = {**about, "method": METHOD, "budget": arguments.budget, "networks": known}
     wanted = arguments.only or [name for name in NETWORKS if name not in known]
-    for number, name in enumerate(wanted, 1):
-        print(f"{name} ({number} of {len(wanted)})", file=sys.stderr)
-        record["networks"][name] = measure(name, arguments, device.type)
-        write(record, path)  # after every network: an interrupted run keeps what it measured
+    gpus = places(arguments.devices, device.type)
+    cores = sorted(os.sched_getaffinity(0))
+    waiting, lock = iter(enumerate(wanted, 1)), threading.Lock()
+
+    def work(place: int) -> None:
+        """Measure networks at one place until none waits."""
+        share = cores[len(cores) * place // len(gpus) : len(cores) * (place + 1) // len(gpus)] or cores
+        os.sched_setaffinity(0, share)  # of this thread, and of the processes that it starts
+        while True:
+            with lock:
+                number, name = next(waiting, (0, ""))
+            if not name:
+                return
+            print(f"{name} ({number} of {len(wanted)})", file=sys.stderr)
+            entry = measure(name, arguments, device.type, gpus[place])
+            with lock:
+                record["networks"][name] = entry
+                write(record, path)  # after every network: an interrupted run keeps what it measured
+
+    with ThreadPoolExecutor(len(gpus)) as threads:
+        list(threads.map(work, range(len(gpus))))
     finish(record, path)
     return int(any("reason" in entry for entry in record["networks"].values()))
 
 
-def measure(name: str, arguments: argparse.Namespace, device: str) -> dict[str, Any]:
-    """Tune and time a network; returns its entry in the record, with a "reason" if that failed."""
+def places(numbers: Sequence[int] | None, device: str) -> list[dict[str, str]]:
+    """Return the environment variables of the processes of each GPU; one place without any if no GPU was chosen.
+
+    Raises:
+        AutotuneError: A GPU does not exist.
+    """
+    if not numbers:
+        return [{}]
+    count = torch.cuda.device_count() if device == "cuda" else 0
+    if absent := [number for number in numbers if number >= count]:
+        raise AutotuneError(f"--devices {absent[0]}: there are {count} GPUs to measure on, numbered from 0")
+    visible = names(os.environ.get("CUDA_VISIBLE_DEVICES", "")) or [str(number) for number in range(count)]
+    return [{"CUDA_VISIBLE_DEVICES": visible[number]} for number in numbers]
+
+
+def measure(name: str, arguments: argparse.Namespace, device: str, place: Mapping[str, str]) -> dict[str, Any]:
+    """Tune and time a network; returns its entry in the record, with a "reason" if that failed.
+
+    Args:
+        name: A key of NETWORKS.
+        arguments: The arguments of the command.
+        device: "cpu" or "cuda".
+        place: Environment variables of the processes.
+    """
     database = arguments.dbs / f"{name}.db"
     database.parent.mkdir(parents=True, exist_ok=True)
     model = ["--model", NETWORKS[name], *(["--input", arguments.input] if arguments.input else [])]
@@ -105,7 +151,7 @@ def measure(name: str, arguments: argparse.Namespace, device: str) -> dict[str, 
     entry: dict[str, Any] = {}
     variants = [one for one in VARIANTS if one != "compile_max" or not arguments.skip_max_autotune]
     options = [*model, "--device", device, "--only", ",".join(variants), "--seconds", arguments.seconds]
-    benches = [_Bench(batch, database, options) for batch in arguments.batch]
+    benches = [_Bench(batch, database, options, place) for batch in arguments.batch]
     try:
         if device == "cuda":
             for bench in benches:
@@ -116,7 +162,7 @@ def measure(name: str, arguments: argparse.Namespace, device: str) -> dict[str, 
             started = time.monotonic()
             arch = "cpu" if device == "cpu" else "auto"
             tune = ("tune", *model, *batches, "--arch", arch, "--db", str(database), "--budget", arguments.budget)
-            _run(*tune, report=database.with_suffix(".tune.txt"))
+            _run(*tune, report=database.with_suffix(".tune.txt"), place=place)
             entry["tune_seconds"] = round(time.monotonic() - started, 1)
         entry["batches"] = [record for bench in benches for record in bench.batches()]
     except AutotuneError as problem:
@@ -134,11 +180,13 @@ class _Bench:
         batch: The batch size.
         database: The tuning database.
         options: Further options of `autotune bench`.
+        place: Environment variables of the process.
     """
 
-    def __init__(self, batch: int, database: Path, options: Sequence[str]) -> None:
+    def __init__(self, batch: int, database: Path, options: Sequence[str], place: Mapping[str, str]) -> None:
         self._report = database.with_suffix(f".bench-{batch}.txt")
-        self._inductor = database.with_suffix(f".inductor-{batch}").absolute()
+        inductor = database.with_suffix(f".inductor-{batch}").absolute()
+        self._environment = os.environ | place | {"TORCHINDUCTOR_CACHE_DIR": str(inductor)}  # not for the tune
         self._folder = tempfile.TemporaryDirectory()
         where = ("--db", str(database), "--out", self._folder.name, "--name", "record")
         self._line = [*_command("bench", "--batch", str(batch)), *options, *where, "--pause"]
@@ -150,9 +198,9 @@ class _Bench:
         Args:
             compilers: Processes in which Inductor compiles; None for its own choice.
         """
-        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(self._inductor)}  # not for the tune
+        environment = self._environment
         if compilers:
-            environment["TORCHINDUCTOR_COMPILE_THREADS"] = str(compilers)
+            environment = environment | {"TORCHINDUCTOR_COMPILE_THREADS": str(compilers)}
         with self._report.open("w") as out:
             self._process = subprocess.Popen(
                 self._line, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, text=True, env=environment
@@ -182,14 +230,14 @@ class _Bench:
         self._folder.cleanup()
 
 
-def _run(command: str, *words: str, report: Path) -> None:
+def _run(command: str, *words: str, report: Path, place: Mapping[str, str]) -> None:
     """Run a command of autotune and write what it prints to a file; its progress goes to this process's standard error.
 
     Raises:
         AutotuneError: It failed.
     """
     with report.open("w") as out:
-        done = subprocess.run(_command(command, *words), check=False, stdout=out)
+        done = subprocess.run(_command(command, *words), check=False, stdout=out, env=os.environ | place)
     _check(command, done.returncode, report)
 
 
