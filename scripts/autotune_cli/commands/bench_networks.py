@@ -97,7 +97,7 @@ def main(arguments: argparse.Namespace) -> int:
     wanted = arguments.only or [name for name in NETWORKS if name not in known]
     gpus = places(arguments.devices, device.type)
     cores = sorted(os.sched_getaffinity(0))
-    waiting, lock = iter(enumerate(wanted, 1)), threading.Lock()
+    waiting, lock, interrupted = iter(enumerate(wanted, 1)), threading.Lock(), threading.Event()
 
     def work(place: int) -> None:
         """Measure networks at one place until none waits."""
@@ -110,12 +110,18 @@ def main(arguments: argparse.Namespace) -> int:
                 return
             print(f"{name} ({number} of {len(wanted)})", file=sys.stderr)
             entry = measure(name, arguments, device.type, gpus[place])
+            if interrupted.is_set():
+                return
             with lock:
                 record["networks"][name] = entry
                 write(record, path)  # after every network: an interrupted run keeps what it measured
 
     with ThreadPoolExecutor(len(gpus)) as threads:
-        list(threads.map(work, range(len(gpus))))
+        try:
+            list(threads.map(work, range(len(gpus))))
+        except KeyboardInterrupt:
+            interrupted.set()
+            raise
     finish(record, path)
     return int(any("reason" in entry for entry in record["networks"].values()))
 
