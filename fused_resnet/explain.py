@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from autotune.core import ceil_div, device_name, format_bytes
 from autotune.ir import Problem, limit_us, with_batch
 from autotune.runtime import BoundLayer, ExecutionContext, batches
+from fused_resnet.text_table import format_table, number, percent, shortened
 from tuning_db.protocols import Database, Device
 
 
@@ -70,27 +71,23 @@ class Explanation:
     def __str__(self) -> str:
         mixed = len({row.dtype for row in self.rows}) > 1  # the column of dtypes needs room
         name, kernel = (18, 17) if mixed else (24, 20)
-        lines = [("layer", "in", "kernel", "from", "us", "loss <=", "of limit")]
+        lines: list[tuple[str, ...]] = [("layer", "in", "kernel", "from", "us", "loss <=", "of limit")]
         lines += [
             (
-                _cut(row.layer, name),
+                shortened(row.layer, name),
                 row.dtype,
-                _cut(row.kernel.split()[0], kernel),
-                _cut(row.source, 12),
-                _number(row.expected_us),
-                _percent(row.loss),
-                _percent(row.limit_share),
+                shortened(row.kernel.split()[0], kernel),
+                shortened(row.source, 12),
+                number(row.expected_us),
+                percent(row.loss),
+                percent(row.limit_share),
             )
             for row in self.rows
         ]
-        lines.append(("sum", "", "", "", _number(self.expected_us), "", ""))
-        padded = [
-            [cell.ljust(max(map(len, column))) if i < 4 else cell.rjust(max(map(len, column))) for cell in column]
-            for i, column in enumerate(zip(*lines, strict=True))
-            if mixed or i != 1
-        ]
-        table = ["  ".join(line) for line in zip(*padded, strict=True)]
-        table.insert(1, "-" * len(table[0]))
+        lines.append(("sum", "", "", "", number(self.expected_us), "", ""))
+        if not mixed:
+            lines = [line[:1] + line[2:] for line in lines]
+        table = format_table(lines, left=range(4 if mixed else 3))
         if self.network_us is not None:
             table.append(f"the whole network, timed as one: {self.network_us:.1f} us")
         table += textwrap.wrap(self._kept_layers(), 80) if self.kept else []
@@ -99,7 +96,7 @@ class Explanation:
             f"activations: {format_bytes(self.arena_bytes)} at the peak, {saved:.0%} less than one buffer each"
         )
         table.append(f"with workspaces: {format_bytes(self.context_bytes)} for each stream")
-        return "\n".join(line.rstrip() for line in table)
+        return "\n".join(table)
 
     def _kept_layers(self) -> str:
         """Return a sentence about the layers that are not in bytes, by reason."""
@@ -153,15 +150,3 @@ def _least_us(problem: Problem, store: Database, device: Device | None, limit: f
         if time is not None:
             bounds.append(time / ceil_div(n, problem.batch))
     return max(bounds) or None
-
-
-def _number(value: float | None) -> str:
-    return "?" if value is None else f"{value:.1f}"
-
-
-def _percent(value: float | None) -> str:
-    return "?" if value is None else f"{100 * value:.0f} %"
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"

@@ -55,7 +55,7 @@ def compile_step(
     """
     use(winners)
     rewrite_norms(graph_module, winners.database, device)
-    reason = inductor.why_unavailable(device) if inductor.is_wanted() else f"{inductor.SWITCH} is 0"
+    reason = why_not_compiled(device)
     rewrite = Rewrite(winners, is_compiled=reason is None)
     if reason is None:
         from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -68,6 +68,11 @@ def compile_step(
         return step
     warnings.warn(f"a training step runs on torch's operators beside the tuned kernels: {reason}", stacklevel=4)
     return _without_inductor(graph_module, example_inputs, rewrite)
+
+
+def why_not_compiled(device: torch.device) -> str | None:
+    """Return why Inductor compiles no step on a device; None if it does."""
+    return inductor.why_unavailable(device) if inductor.is_wanted() else f"{inductor.SWITCH} is 0"
 
 
 def _without_inductor(graph_module: fx.GraphModule, example_inputs: Sequence[Any], rewrite: Rewrite) -> Compiled:

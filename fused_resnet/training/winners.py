@@ -9,7 +9,7 @@ from math import inf
 
 import torch
 
-from autotune.ir import Conv2dWgrad, Convolution, Problem, parse
+from autotune.ir import Conv2dWgrad, Convolution, Problem, limit_us, parse
 from autotune.libraries import aten, cudnn_names
 from autotune.runtime import Candidate, KernelChoice, choices, usable_devices
 from fused_resnet.training.forms import Form, all_forms, forms
@@ -110,6 +110,32 @@ class Winners:
     def candidates(self, problem: Problem, device: torch.device) -> list[Candidate]:
         """Return the kernels for a problem, the fastest first; raises as `solutions` does."""
         return [choice.candidate for choice in self._tuned(problem, device) if _is_solver(choice.candidate)]
+
+    def choice(self, problem: Problem, device: torch.device, layout: str) -> KernelChoice | None:
+        """Return the fastest kernel for a problem, with its time; raises as `solutions` does.
+
+        Args:
+            problem: The problem.
+            device: The device.
+            layout: The layout in which it reads the weight; empty for any.
+        """
+        found = (choice for choice in self._tuned(problem, device) if _is_solver(choice.candidate))
+        return next((one for one in found if layout in ("", layout_of(one.candidate))), None)
+
+    def torch_us(self, problem: Problem, device: torch.device) -> float | None:
+        """Return the time of torch's operator for a problem; None if it was not timed."""
+        with reader(self.database, self._trusted_keys) as store:
+            for row, _ in usable_devices(store, device):
+                timed = [one.median_us for one in store.ranking(row, str(problem)) if one.kernel.family == aten.FAMILY]
+                if timed:
+                    return timed[0]
+        return None
+
+    def limit_us(self, problem: Problem, device: torch.device) -> float | None:
+        """Return the least time of a problem by the device's peak rates; None if the database does not know these."""
+        with reader(self.database, self._trusted_keys) as store:
+            row = next((row for row, _ in usable_devices(store, device)), None)
+            return limit_us(problem, row.flops_per_us, row.bytes_per_us) if row else None
 
     def _tuned(self, problem: Problem, device: torch.device) -> list[KernelChoice]:
         with reader(self.database, self._trusted_keys) as store:
