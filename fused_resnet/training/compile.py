@@ -62,10 +62,10 @@ def compile_step(
 
         is_recorded = graph and device.type == "cuda"
         options = {"post_grad_custom_pre_pass": rewrite, "triton.cudagraphs": is_recorded}
-        inner: Any = StepReplay().compile if is_recorded else compile_fx_inner
+        replay = StepReplay()
+        inner: Any = replay.compile if is_recorded else compile_fx_inner
         compiled: Any = compile_fx(graph_module, list(example_inputs), inner, options)
-        step: Compiled = compiled
-        return step
+        return replay.step(compiled, example_inputs)
     warnings.warn(f"a training step runs on torch's operators beside the tuned kernels: {reason}", stacklevel=4)
     return _without_inductor(graph_module, example_inputs, rewrite)
 

@@ -4,12 +4,13 @@ import pytest
 import replayed_steps
 import torch
 
-from fused_resnet.training.replay import record_cuda_graph
+from fused_resnet.training.recording import record_cuda_graph
 
 pytestmark = [pytest.mark.gpu, pytest.mark.compile]
 
 
 @pytest.mark.parametrize("situation", replayed_steps.SITUATIONS, ids=lambda one: one.__name__)
-def test_a_replay_changes_nothing_that_is_held(situation, monkeypatch):
+@pytest.mark.parametrize("kind", replayed_steps.NETWORKS)
+def test_a_replay_changes_nothing_that_is_held(kind, situation, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    situation(replayed_steps.Steps(torch.device("cuda"), record_cuda_graph))
+    situation(replayed_steps.Steps(torch.device("cuda"), record_cuda_graph, kind))

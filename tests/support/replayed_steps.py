@@ -2,7 +2,9 @@
 
 import copy
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 from torch import nn
 from training_networks import images, relative_error
@@ -11,7 +13,7 @@ from fused_resnet.training.replay import StepReplay
 
 
 class Plain(nn.Module):
-    """A network without state beside its parameters; it returns its result and a view of a tensor within.
+    """A network without state beside its parameters; it returns its result and a tensor within.
 
     The saved result of the head has the shape of the gradient of `shift`, so Inductor writes that to its memory.
     """
@@ -27,7 +29,29 @@ class Plain(nn.Module):
         x = torch.relu(self.first(x))
         x = torch.relu(self.second(x)) + x
         features = x.mean((2, 3))
-        return torch.sin(self.head(features) + self.shift), features[:, :4]
+        return torch.sin(self.head(features) + self.shift), features
+
+
+class Viewed(Plain):
+    """The same, but it returns a view of the tensor within, which AOTAutograd makes from its base."""
+
+    def forward(self, x):
+        y, features = super().forward(x)
+        return y, features[:, :4]
+
+
+class Normed(Plain):
+    """The same with a batch norm, whose running statistics each forward pass changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+
+    def forward(self, x):
+        return super().forward(self.norm(x))
+
+
+NETWORKS = [Plain, Viewed, Normed]
 
 
 class Steps:
@@ -36,14 +60,18 @@ class Steps:
     Args:
         device: The device.
         record: How passes are recorded.
+        kind: One of NETWORKS.
+
+    Attributes:
+        events: How often a pass was recorded or replayed, and how often AOTAutograd ran a step.
     """
 
-    def __init__(self, device, record):
+    def __init__(self, device, record, kind=Plain):
         from torch._inductor.compile_fx import compile_fx
 
         torch._dynamo.reset()
         torch.manual_seed(0)
-        self.network = Plain().to(device)
+        self.network = kind().to(device)
         self.exact = copy.deepcopy(self.network).double()
         self.device, self.events, self._batches = device, Counter(), 0
 
@@ -60,7 +88,14 @@ class Steps:
         replay = StepReplay(counted)
 
         def backend(graph_module, example_inputs):
-            return compile_fx(graph_module, list(example_inputs), inner_compile=replay.compile)
+            with torch._functorch.config.patch(enable_autograd_cache=False):  # a hit would not call `compile`
+                compiled = compile_fx(graph_module, list(example_inputs), inner_compile=replay.compile)
+
+            def counted_compiled(*arguments):
+                self.events["by AOTAutograd"] += 1
+                return compiled(*arguments)
+
+            return replay.step(counted_compiled, example_inputs)
 
         self.compiled = torch.compile(self.network, backend=backend, dynamic=False)
 
@@ -88,15 +123,19 @@ class Steps:
         return y.square().sum() + features.sum()
 
     def check(self):
-        """Compare all gradients."""
+        """Compare all gradients, and the running statistics."""
         for (name, parameter), exact in zip(self.network.named_parameters(), self.exact.parameters(), strict=True):
             assert relative_error(parameter.grad, exact.grad) < 1e-5, name
+        for (name, buffer), exact in zip(self.network.named_buffers(), self.exact.buffers(), strict=True):
+            torch.testing.assert_close(buffer.double(), exact.double(), rtol=1e-5, atol=1e-6, msg=name)
 
 
 def steps_are_replayed(steps):
     for number in range(5):
         steps.step(scale=1.0 + number)
-    assert steps.events == {"recordings": 2, "replays": 8}  # all passes but those of the first step
+    # All passes but those of the first step are replayed; AOTAutograd runs it, and the step that is recorded.
+    by_aot = 5 if isinstance(steps.network, Viewed) else 2
+    assert steps.events == {"recordings": 2, "replays": 8, "by AOTAutograd": by_aot}
 
 
 def gradients_that_are_held_stay(steps):
@@ -144,7 +183,8 @@ def passes_of_several_steps_interleave(steps):
 def a_forward_pass_without_a_backward_pass_does_not_matter(steps):
     for _ in range(3):
         steps.step()
-        with_gradient = steps.compiled(steps.batch())
+        x = steps.batch()
+        with_gradient = steps.compiled(x), steps.exact(x.double())
         del with_gradient
         steps.step()
     assert steps.events["replays"] > 6
@@ -171,6 +211,80 @@ def losses_are_kept(steps):
     assert len({float(loss) for loss in losses[::2]}) == 4
 
 
+def one_result_alone_is_used(steps):
+    for _ in range(4):
+        x = steps.batch()
+        for model, call in ((steps.network, steps.compiled), (steps.exact, steps.exact)):
+            model.zero_grad()
+            y, _ = call(x if call is steps.compiled else x.double())
+            y.square().sum().backward()
+        steps.check()
+
+
+def a_parameter_that_changes_before_the_backward_pass_does_not_pass_unnoticed(steps):
+    for _ in range(3):
+        steps.step()
+    refused = 0
+    for name, parameter in steps.network.named_parameters():
+        x = steps.batch()
+        loss, exact = steps.loss_of(steps.compiled, x), steps.loss_of(steps.exact, x)
+        steps.network.zero_grad()
+        steps.exact.zero_grad()
+        exact.backward()
+        before = parameter.detach().clone()
+        with torch.no_grad():
+            parameter.mul_(2.0)
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error), name
+            refused += 1
+        else:  # a copy of it was saved, or nothing
+            steps.check()
+        with torch.no_grad():
+            parameter.copy_(before)
+    assert refused
+
+
+def a_backward_pass_runs_once(steps):
+    for _ in range(3):
+        steps.step()
+    loss = steps.loss_of(steps.compiled, steps.batch())
+    with pytest.raises(RuntimeError, match="donated"):
+        loss.backward(retain_graph=True)
+    steps.network.zero_grad()
+    loss = steps.loss_of(steps.compiled, steps.batch())
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def gradients_of_gradients_are_refused(steps):
+    for _ in range(3):
+        steps.step()
+    weight = steps.network.second.weight
+    with pytest.raises(RuntimeError):
+        (first,) = torch.autograd.grad(steps.loss_of(steps.compiled, steps.batch()), weight, create_graph=True)
+        first.sum().backward()
+
+
+def threads_take_turns(steps):
+    for _ in range(3):
+        steps.step()
+    inputs = [steps.batch() for _ in range(12)]
+    weight = steps.network.second.weight
+
+    def gradient(x):
+        (found,) = torch.autograd.grad(steps.loss_of(steps.compiled, x), weight)
+        return found.clone()
+
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(gradient, inputs))
+    for x, found in zip(inputs, together, strict=True):
+        (exact,) = torch.autograd.grad(steps.loss_of(steps.exact, x), steps.exact.second.weight)
+        assert relative_error(found, exact) < 1e-5
+
+
 SITUATIONS = [
     steps_are_replayed,
     gradients_that_are_held_stay,
@@ -180,4 +294,9 @@ SITUATIONS = [
     a_forward_pass_without_a_backward_pass_does_not_matter,
     parameters_move,
     losses_are_kept,
+    one_result_alone_is_used,
+    a_parameter_that_changes_before_the_backward_pass_does_not_pass_unnoticed,
+    a_backward_pass_runs_once,
+    gradients_of_gradients_are_refused,
+    threads_take_turns,
 ]

@@ -1,0 +1,175 @@
+"""The autograd function of a training step whose passes are both replayed.
+
+AOTAutograd's own function gives each saved tensor to autograd and takes it back in the backward pass, checks every
+argument and result, and prepares for cases that a plain step does not have. That takes longer than both replays. Here
+the saved tensors stay in the recording, and autograd keeps a token for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from fused_resnet.training.recording import Recording, Replayed
+
+
+@dataclass(frozen=True)
+class StepForm:
+    """What is the same in all calls of a compiled step.
+
+    Attributes:
+        num_results: Results of the forward pass that the caller gets; the tensors that are saved follow.
+        changed: Positions of the arguments that the forward pass changes, such as running statistics.
+        strides: The strides in which the backward pass takes the gradient of each result.
+        is_reusable: Whether the backward pass may run again, because it writes to no saved tensor.
+    """
+
+    num_results: int
+    changed: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+    is_reusable: bool
+
+
+@dataclass
+class StepPasses:
+    """Both passes of a step, as far as they are compiled.
+
+    Attributes:
+        forward, backward: The passes, if they can be recorded.
+        form: The form of the step if it is a plain one.
+    """
+
+    forward: Replayed | None = None
+    backward: Replayed | None = None
+    form: StepForm | None = None
+
+
+def plain_form(metadata: Any, operands: Sequence[torch.Tensor]) -> StepForm | None:
+    """Return the form of a step that needs nothing of AOTAutograd's function; None for another one.
+
+    Args:
+        metadata: What AOTAutograd knows of the forward pass (ViewAndMutationMeta).
+        operands: Examples of the arguments of the backward pass: what is saved, and a gradient of each result.
+    """
+    try:
+        tangents = operands[len(operands) - len(metadata.output_info) :]
+        plain = (
+            not metadata.num_mutated_inp_runtime_indices,
+            not metadata.num_outputs_aliased,
+            not metadata.num_intermediate_bases,
+            not metadata.num_unsafe_view_outputs,
+            not metadata.tokens,
+            not metadata.is_rng_op_functionalized,
+            not getattr(metadata, "num_graphsafe_rng_states", 0),
+            all(issubclass(one.raw_type, torch.Tensor) and one.requires_grad for one in metadata.output_info),
+            len(metadata.output_info) == metadata.num_forward_returns,
+            metadata.num_forward == metadata.tensors_saved_for_backwards_slice.start,
+        )
+        if not all(plain):
+            return None
+        return StepForm(
+            metadata.num_forward_returns,
+            tuple(metadata.mutated_graph_handled_indices_seen_by_autograd),
+            tuple(one.stride() for one in tangents),
+            not metadata.bw_donated_idxs,
+        )
+    except AttributeError:  # another version of torch
+        return None
+
+
+class ReplayedStep:
+    """A step that is replayed once both of its passes are recorded, and runs as AOTAutograd has it otherwise.
+
+    Args:
+        compiled: The step as AOTAutograd has it.
+        count: Number of its arguments.
+        passes: Its passes.
+    """
+
+    def __init__(self, compiled: Callable[..., Any], count: int, passes: StepPasses) -> None:
+        self._compiled, self._count, self._passes = compiled, count, passes
+        self._recorded: _Recorded | None = None
+
+    def __call__(self, *arguments: torch.Tensor) -> Any:
+        """Run the forward pass; autograd runs the backward pass."""
+        if forward := self._passes.forward:
+            with forward.lock:
+                if self._recorded is None or self._recorded.recording is not forward.recording:
+                    self._recorded = _recorded(self._passes, self._count)
+                if self._recorded and self._recorded.recording.is_ready(arguments):
+                    results = _run(self._recorded, *arguments)
+                    torch.autograd.graph.increment_version([arguments[i] for i in self._recorded.form.changed])
+                    return results
+        return self._compiled(*arguments)
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """A plain step whose passes are recorded.
+
+    Attributes:
+        recording: The recording of the forward pass.
+        backward: The backward pass.
+        form: The step's form.
+        token: As in Recorder.
+    """
+
+    recording: Recording
+    backward: Replayed
+    form: StepForm
+    token: torch.Tensor
+
+
+def _recorded(passes: StepPasses, count: int) -> _Recorded | None:
+    """Return a step with some number of arguments, all with a gradient; None if it is not plain, or not recorded."""
+    first, second, form = passes.forward, passes.backward, passes.form
+    if first is None or second is None or form is None or first.recording is None or second.recording is None:
+        return None
+    results = list(range(form.num_results))
+    is_whole = len(first.recording.fixed) + len(first.recording.buffers) == count == len(second.recording.results)
+    if not is_whole or first.recording.copied[: len(results)] != results:
+        return None
+    return _Recorded(first.recording, second, form, first.token)
+
+
+class _Step(torch.autograd.Function):
+    """(both passes, arguments) -> results. The token is saved for as long as autograd needs the saved tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, step: _Recorded, *arguments: torch.Tensor) -> Any:
+        recording = step.recording
+        ctx.step = step
+        recording.run(arguments)
+        kept = [arguments[j] for _, j in recording.passed]  # autograd notices if they change before the backward pass
+        ctx.save_for_backward(step.token.detach(), *kept)
+        return tuple(recording.results[i].clone() for i in range(step.form.num_results))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        _, *kept = ctx.saved_tensors
+        step: _Recorded = ctx.step
+        if torch._C._autograd._get_current_graph_task_keep_graph() and not step.form.is_reusable:
+            raise RuntimeError(
+                "the backward pass of a compiled step writes to what the forward pass saved, so that retain_graph=True "
+                "is not possible: set torch._functorch.config.donated_buffer = False before the model is compiled"
+            )
+        saved = step.recording.results.copy()
+        for (i, _), one in zip(step.recording.passed, kept, strict=True):
+            saved[i] = one
+        by_results = [_with_strides(one, step.form.strides[i]) for i, one in enumerate(gradients)]
+        with torch._C._DisableAutocast():
+            return None, *step.backward([*saved[step.form.num_results :], *by_results])
+
+
+def _with_strides(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    if x.stride() == strides:
+        return x
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+
+
+_run: Callable[..., Any] = _Step.apply
