@@ -45,6 +45,7 @@ COMMANDS = {
         "other-batches": ("checks.other_batches", "run kernels on batch sizes that they were not tuned for"),
         "random-graphs": ("checks.random_graphs", "compare random networks with torch"),
         "random-plans": ("checks.random_plans", "compare random plans of a network with torch"),
+        "step-overhead": ("checks.step_overhead", "measure the host time of a replayed training step"),
         "stress": ("checks.stress", "call one FusedResNet from several threads"),
         "tamper": ("checks.tamper", "run a network from databases that were changed"),
         "timing-mistakes": ("checks.timing_mistakes", "show common mistakes in timing a GPU"),

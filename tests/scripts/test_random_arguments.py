@@ -73,6 +73,7 @@ ENDS = {
     "other-batches": ["--db", "text.db"],
     "random-plans": ["--db", "text.db"],
     "kill-campaign": ["--target", "nothing"],
+    "step-overhead": ["--model", "no.py:f"],
     "stress": ["--db", "text.db"],
     "tamper": ["--db", "text.db"],
     "timing-mistakes": [],
