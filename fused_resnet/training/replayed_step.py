@@ -16,6 +16,11 @@ from torch.autograd.function import once_differentiable
 
 from fused_resnet.training.recording import Recording, Replayed
 
+_saved_tensors_hooks: Callable[[bool], object] = getattr(
+    torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: "unknown"
+)
+"""(whether also while tracing) -> the hooks on saved tensors; None without. Older versions of torch do not say."""
+
 
 @dataclass(frozen=True)
 class StepForm:
@@ -95,8 +100,12 @@ class ReplayedStep:
         self._recorded: _Recorded | None = None
 
     def __call__(self, *arguments: torch.Tensor) -> Any:
-        """Run the forward pass; autograd runs the backward pass."""
-        if forward := self._passes.forward:
+        """Run the forward pass; autograd runs the backward pass.
+
+        Hooks on saved tensors, such as those of activation checkpoints, are for AOTAutograd's function: it saves as
+        many tensors in each call.
+        """
+        if (forward := self._passes.forward) and _saved_tensors_hooks(True) is None:
             with forward.lock:
                 if self._recorded is None or self._recorded.recording is not forward.recording:
                     self._recorded = _recorded(self._passes, self._count)

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from training_networks import images, relative_error
 
 from fused_resnet.training.replay import StepReplay
@@ -285,6 +286,42 @@ def threads_take_turns(steps):
         assert relative_error(found, exact) < 1e-5
 
 
+def statistics_have_another_version_after_each_step(steps):
+    for _ in range(5):
+        before = {name: buffer._version for name, buffer in steps.network.named_buffers()}
+        steps.step()
+        assert all(buffer._version > before[name] for name, buffer in steps.network.named_buffers())
+
+
+def saved_tensors_are_moved(steps):
+    for _ in range(4):
+        steps.network.zero_grad()
+        steps.exact.zero_grad()
+        x, other = steps.batch(), steps.batch()
+        for call in (steps.compiled, steps.exact):
+            with torch.autograd.graph.save_on_cpu():
+                losses = steps.loss_of(call, x), steps.loss_of(call, other)
+            for loss in losses:
+                loss.backward()
+        steps.check()
+
+
+def forward_passes_are_checkpointed(steps):
+    for _ in range(3):
+        steps.step()
+    for _ in range(3):
+        steps.network.zero_grad()
+        steps.exact.zero_grad()
+        x, other = steps.batch().requires_grad_(), steps.batch().requires_grad_()
+        losses = [checkpoint(steps.loss_of, steps.compiled, one, use_reentrant=False) for one in (x, other)]
+        for loss in losses:
+            loss.backward()
+        for one in (x, other):
+            steps.loss_of(steps.exact, one.detach()).backward()
+        if not isinstance(steps.network, Normed):  # whose statistics the recomputation changes again
+            steps.check()
+
+
 SITUATIONS = [
     steps_are_replayed,
     gradients_that_are_held_stay,
@@ -299,4 +336,7 @@ SITUATIONS = [
     a_backward_pass_runs_once,
     gradients_of_gradients_are_refused,
     threads_take_turns,
+    statistics_have_another_version_after_each_step,
+    saved_tensors_are_moved,
+    forward_passes_are_checkpointed,
 ]
