@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from autotune.ir import (
     JOINED_RELU,
+    MOST_PLACES,
     NO_RELU,
     OWN_RELU,
     BatchNormGradient,
@@ -27,6 +28,8 @@ from autotune.ir import (
     Epilogue,
     MaxPool2d,
     MaxPool2dGradient,
+    MaxPool2dPlaces,
+    MaxPool2dPlacesGradient,
     Problem,
 )
 from fused_resnet.torch_arguments import pair
@@ -137,10 +140,10 @@ class TrainedPool:
     """A max pool and its gradient.
 
     Attributes:
-        pool: The pool.
+        pool: The pool, which also computes the places of the largest values.
     """
 
-    pool: MaxPool2d
+    pool: MaxPool2dPlaces
 
     @classmethod
     def of(
@@ -155,25 +158,32 @@ class TrainedPool:
     ) -> TrainedPool | None:
         """Return the pool of a call of torch's function; None if there is no problem for it."""
         norm = TrainedNorm.of(x, NO_RELU)
-        if norm is None or pair(dilation) != (1, 1) or return_indices:
-            return None
         r, s = pair(kernel_size)
+        if norm is None or pair(dilation) != (1, 1) or return_indices or r * s > MOST_PLACES:
+            return None
         return cls(
-            MaxPool2d(
+            MaxPool2dPlaces(
                 n=norm.n, h=norm.h, w=norm.w, c=norm.c, r=r, s=s, stride=pair(stride) if stride else (r, s),
                 pad=pair(padding), ceil=int(ceil_mode), dtype=norm.dtype,
             )
         )  # fmt: skip
 
     @property
-    def gradient(self) -> MaxPool2dGradient:
+    def gradient(self) -> MaxPool2dPlacesGradient:
         """The gradient by the input."""
-        at = self.pool
-        return MaxPool2dGradient(
-            n=at.n, h=at.h, w=at.w, c=at.c, r=at.r, s=at.s, stride=at.stride, pad=at.pad, ceil=at.ceil, dtype=at.dtype
-        )
+        return MaxPool2dPlacesGradient(**self._sizes)
 
     @property
     def problems(self) -> dict[str, Problem]:
         """Both passes by what they compute."""
         return {"output": self.pool, "gradient": self.gradient}
+
+    @property
+    def from_input(self) -> tuple[MaxPool2d, MaxPool2dGradient]:
+        """Both passes without places, as older databases have them: the gradient compares the pool's input again."""
+        return MaxPool2d(**self._sizes), MaxPool2dGradient(**self._sizes)
+
+    @property
+    def _sizes(self) -> dict[str, Any]:
+        names = ("n", "h", "w", "c", "r", "s", "stride", "pad", "ceil", "dtype")
+        return {name: getattr(self.pool, name) for name in names}

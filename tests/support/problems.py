@@ -19,6 +19,8 @@ TEXTS = [
     "adaptive_avg_pool2d n=1 h=7 w=8 c=3 p=5 q=3 dtype=bf16 epilogue=relu",
     "max_pool2d n=1 h=7 w=8 c=3 r=3 s=2 stride=2,3 pad=1,0 ceil=1 dtype=f16 epilogue=relu",
     "max_pool2d_gradient n=1 h=7 w=8 c=3 r=3 s=2 stride=2,3 pad=1,0 ceil=1 dtype=f16 epilogue=none",
+    "max_pool2d_places n=1 h=7 w=8 c=3 r=3 s=2 stride=2,3 pad=1,0 ceil=1 dtype=f16 epilogue=none",
+    "max_pool2d_places_gradient n=1 h=7 w=8 c=3 r=3 s=2 stride=2,3 pad=1,0 ceil=1 dtype=f16 epilogue=none",
     "global_avg_pool2d n=1 h=7 w=8 c=3 dtype=f16 epilogue=none",
     "layer_norm n=1 h=7 w=8 c=3 dtype=f16 epilogue=scale,bias",
     "group_norm n=1 h=7 w=8 c=6 groups=2 dtype=f16 epilogue=scale,bias,relu",

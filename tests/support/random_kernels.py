@@ -245,14 +245,14 @@ def pool(rng: random.Random, operator: str = "avg_pool2d", more: str = "") -> st
     return f"{operator} {sizes} r={r} s={s} stride={stride[0]},{stride[1]} pad={pad[0]},{pad[1]} {more}"
 
 
-def pool_gradient(rng: random.Random) -> str:
-    """Gradients of max pools, two of three of windows that kernels are compiled for."""
+def trained_pool(rng: random.Random, operator: str) -> str:
+    """Max pools in training and their gradients, two of three of windows that kernels are compiled for."""
     ceil = f"ceil={rng.randint(0, 1)}"
     if rng.random() < 0.3:
-        return pool(rng, "max_pool2d_gradient", ceil)
+        return pool(rng, operator, ceil)
     side, stride, c = rng.randint(2, 3), rng.randint(1, 2), rng.choice((13, 24, 36, 64, 72))
     sizes = f"n={rng.randint(1, 4)} h={rng.randint(4, 40)} w={rng.randint(4, 40)} c={c} r={side} s={side}"
-    return f"max_pool2d_gradient {sizes} stride={stride} pad={rng.randint(0, 1)},{rng.randint(0, 1)} {ceil}"
+    return f"{operator} {sizes} stride={stride} pad={rng.randint(0, 1)},{rng.randint(0, 1)} {ceil}"
 
 
 def tail(rng: random.Random) -> str:
@@ -333,7 +333,9 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_grouped_conv2d": narrow_groups,
     "cuda_layer_norm": normalized,
     "cuda_max_pool2d": lambda rng: pool(rng, "max_pool2d", f"ceil={rng.randint(0, 1)}"),
-    "cuda_max_pool2d_gradient": pool_gradient,
+    "cuda_max_pool2d_gradient": lambda rng: trained_pool(rng, "max_pool2d_gradient"),
+    "cuda_max_pool2d_places": lambda rng: trained_pool(rng, "max_pool2d_places"),
+    "cuda_max_pool2d_places_gradient": lambda rng: trained_pool(rng, "max_pool2d_places_gradient"),
     "cuda_mma_depthwise_conv2d": square_depthwise,
     "cuda_mma_se_tail": short_tail,
     "cuda_narrow_conv2d": narrow,

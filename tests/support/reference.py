@@ -5,6 +5,7 @@ It shares no code with the reference in autotune.ir.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
@@ -40,6 +41,8 @@ from autotune.ir import (
     LayerNorm,
     MaxPool2d,
     MaxPool2dGradient,
+    MaxPool2dPlaces,
+    MaxPool2dPlacesGradient,
     PatchConv2d,
     Piece,
     PointwisePair,
@@ -183,6 +186,10 @@ def solve(  # noqa: PLR0911, PLR0912, PLR0915 -- a table
             value = _gradient(problem, given["x"].movedim(-1, 1), weight, given["dy"], weight)
         case MaxPool2dGradient():
             value = _max_pool_gradient(problem, given["x"], given["dy"])
+        case MaxPool2dPlaces():
+            return _pool_with_places(problem, given["x"])
+        case MaxPool2dPlacesGradient():
+            value = _places_gradient(problem, given["places"], given["dy"])
         case Gemm():
             value = torch.einsum("mk,nk->mn", given["x"], given["weight"])
         case Stem():
@@ -468,6 +475,32 @@ def _max_pool_gradient(problem: MaxPool2dGradient, x: torch.Tensor, dy: torch.Te
             first = largest & (largest.cumsum(1) == 1)
             shares = first * dy[:, i, j, None]
             value[:, row, column] += shares.unflatten(1, (row.stop - row.start, column.stop - column.start))
+    return value
+
+
+def _pool_with_places(problem: MaxPool2dPlaces, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the largest values of windows of x (n, h, w, c) without NaN, and the numbers of the first of them."""
+    side = (problem.r, problem.s)
+    behind = [
+        max(0, (count - 1) * step + size - pad - extent)
+        for count, step, size, pad, extent in zip(
+            (problem.p, problem.q), problem.stride, side, problem.pad, (problem.h, problem.w), strict=True
+        )
+    ]
+    padded = F.pad(x, (0, 0, problem.pad[1], behind[1], problem.pad[0], behind[0]), value=-math.inf)
+    windows = padded.unfold(1, side[0], problem.stride[0]).unfold(2, side[1], problem.stride[1])
+    windows = windows[:, : problem.p, : problem.q].flatten(-2)
+    y = windows.amax(-1)
+    return {"y": y, "places": (windows == y[..., None]).double().argmax(-1).double()}
+
+
+def _places_gradient(problem: MaxPool2dPlacesGradient, places: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    """Return dx (n, h, w, c): dy (n, p, q, c) at the pixels of its places, as far as these are in the image."""
+    value = torch.zeros(problem.output_shape, dtype=dy.dtype)
+    for i, j, r, s in itertools.product(*map(range, (problem.p, problem.q, problem.r, problem.s))):
+        h, w = i * problem.stride[0] - problem.pad[0] + r, j * problem.stride[1] - problem.pad[1] + s
+        if 0 <= h < problem.h and 0 <= w < problem.w:
+            value[:, h, w] += dy[:, i, j] * (places[:, i, j] == r * problem.s + s)
     return value
 
 

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -32,6 +33,8 @@ from autotune.ir import (
     LayerNorm,
     MaxPool2d,
     MaxPool2dGradient,
+    MaxPool2dPlaces,
+    MaxPool2dPlacesGradient,
     Piece,
     SeTail,
     Softmax,
@@ -93,8 +96,11 @@ def odd_max_pool(rng):
     return odd_pool(rng, MaxPool2d, ceil=rng.randint(0, 1))
 
 
-def odd_max_pool_gradient(rng):
-    return MaxPool2dGradient(**{**vars(odd_max_pool(rng)), "epilogue": Epilogue()})
+def odd_trained_pool(rng, kind):
+    pool = odd_max_pool(rng)
+    while pool.r * pool.s == 1:  # all places are 0, to which no error is relative
+        pool = odd_max_pool(rng)
+    return kind(**{**vars(pool), "epilogue": Epilogue()})
 
 
 def odd_pixels(rng, kind=Elementwise, **more):
@@ -210,7 +216,9 @@ PROBLEMS = {
     "cpu_clipped_avg_pool2d": odd_clipped_pool,
     "cpu_adaptive_avg_pool2d": odd_adaptive_pool,
     "cpu_max_pool2d": odd_max_pool,
-    "cpu_max_pool2d_gradient": odd_max_pool_gradient,
+    "cpu_max_pool2d_gradient": partial(odd_trained_pool, kind=MaxPool2dGradient),
+    "cpu_max_pool2d_places": partial(odd_trained_pool, kind=MaxPool2dPlaces),
+    "cpu_max_pool2d_places_gradient": partial(odd_trained_pool, kind=MaxPool2dPlacesGradient),
     "cpu_batch_norm_gradient": odd_norm_gradient,
     "cpu_batch_norm_gradient_sums": odd_gradient_sums,
     "cpu_batch_norm_statistics": odd_statistics,

@@ -57,6 +57,8 @@ NETWORK = [
     "avg_pool2d n=8 h=16 w=16 c=64 r=3 s=3 stride=2 pad=1 dtype={}",
     "max_pool2d n=8 h=16 w=16 c=64 r=3 s=3 stride=2 pad=1 dtype={}",
     "max_pool2d_gradient n=8 h=16 w=16 c=64 r=3 s=3 stride=2 pad=1 dtype={}",
+    "max_pool2d_places n=8 h=16 w=16 c=64 r=3 s=3 stride=2 pad=1 dtype={}",
+    "max_pool2d_places_gradient n=8 h=16 w=16 c=64 r=3 s=3 stride=2 pad=1 dtype={}",
     "global_avg_pool2d n=8 h=7 w=7 c=512 dtype={}",
     "elementwise n=8 h=7 w=7 c=512 dtype={} epilogue=scale,bias,relu",
     "layer_norm n=8 h=7 w=7 c=768 dtype={} epilogue=scale,bias",
@@ -85,7 +87,7 @@ def test_every_layer_is_served_everywhere_with_costs_and_declared_launches(arch)
         halves = dtype in ("f16", "bf16") or (not arch.is_cuda and dtype not in BYTE_FORMATS)
         layers = [text for text in NETWORK if halves or not text.startswith("conv2d_")]
         floats = ("to_channels_last", "space_to_depth", "se_tail", "layer_norm", "group_norm", "softmax", "upsample")
-        floats = (*floats, "depth_to_space", "squeeze_excite", "max_pool2d_gradient", "batch_norm")
+        floats = (*floats, "depth_to_space", "squeeze_excite", "max_pool2d_gradient", "max_pool2d_places", "batch_norm")
         layers = [text for text in layers if dtype not in BYTE_FORMATS or not text.startswith(floats)]
         if dtype == "e4m3":  # whose only convolutions on GPUs store whole 16 bytes
             layers = [text.replace("n=1000", "n=1008") for text in layers]

@@ -14,6 +14,7 @@ from autotune.ir import parse
 from fused_resnet.training import step_problems
 from fused_resnet.training.bound_problem import use
 from fused_resnet.training.norm_rewrite import rewrite_norms
+from fused_resnet.training.norms import TrainedPool
 from fused_resnet.training.winners import Winners
 from fused_resnet.tuning import TuneLimits, create, tune_step
 
@@ -79,13 +80,23 @@ def test_a_step_is_right_and_runs_on_our_kernels(norm_db, solved, memory_format)
         "elementwise": 10,
         "batch_norm_gradient_sums": 10,
         "batch_norm_gradient": 10,
-        "max_pool2d": 2,
-        "max_pool2d_gradient": 2,
+        "max_pool2d_places": 2,
+        "max_pool2d_places_gradient": 2,
     }
     chains = Counter(str(problem.epilogue) for problem in ran if problem.operator == "elementwise")
     assert chains == {"scale,bias,relu": 2, "scale,bias,add,relu": 6, "scale,bias": 2}
     sums = Counter((one.relu, one.gradients) for one in ran if one.operator == "batch_norm_gradient_sums")
     assert sums == {(1, 1): 2, (2, 2): 4, (2, 1): 2, (0, 1): 2}
+
+
+def test_a_pool_runs_on_the_kernels_of_an_older_database(solved, tmp_path):
+    database = str(tmp_path / "older.db")
+    create(database)
+    pool = TrainedPool.of(torch.empty(2, 16, 10, 9), 3, 2, 1)
+    problems = {str(problem): problem for problem in pool.from_input}
+    assert tune_step("Normed", problems, torch.device("cpu"), database, TuneLimits(trials=1, budget="10m"))
+    assert_trains_as_torch(network(), database)
+    assert Counter(parse(text).operator for text in solved) == {"max_pool2d": 2, "max_pool2d_gradient": 2}
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +155,7 @@ def test_the_problems_that_are_tuned_are_those_that_run(norm_db, solved):
     named = step_problems(network(), [images()]).norms
     assert named["stem_norm normalization"] == parse("elementwise n=2 h=10 w=9 c=16 dtype=f32 epilogue=scale,bias,relu")
     assert named["shared_norm statistics (2)"] == named["shared_norm statistics"]
-    assert named["pool gradient"].operator == "max_pool2d_gradient"
+    assert named["pool gradient"].operator == "max_pool2d_places_gradient"
     compiled(network(), norm_db)(images()).square().sum().backward()
     assert set(map(parse, solved)) <= set(named.values())
 

@@ -21,6 +21,8 @@ from autotune.ir.problem.operators.clipped_avg_pool2d import ClippedAvgPool2d
 from autotune.ir.problem.operators.adaptive_avg_pool2d import AdaptiveAvgPool2d
 from autotune.ir.problem.operators.max_pool2d import MaxPool2d
 from autotune.ir.problem.operators.max_pool2d_gradient import MaxPool2dGradient
+from autotune.ir.problem.operators.max_pool2d_places import MOST_PLACES, MaxPool2dPlaces
+from autotune.ir.problem.operators.max_pool2d_places_gradient import MaxPool2dPlacesGradient
 from autotune.ir.problem.operators.global_avg_pool2d import GlobalAvgPool2d
 from autotune.ir.problem.operators.layer_norm import LayerNorm
 from autotune.ir.problem.operators.group_norm import GroupNorm
@@ -60,6 +62,7 @@ __all__ = [
     "HIDDEN_ACTIVATIONS",
     "JOINED_RELU",
     "MAX_PIECES",
+    "MOST_PLACES",
     "NORM_SCALE",
     "NORM_SHIFT",
     "NO_RELU",
@@ -94,6 +97,8 @@ __all__ = [
     "LayerNorm",
     "MaxPool2d",
     "MaxPool2dGradient",
+    "MaxPool2dPlaces",
+    "MaxPool2dPlacesGradient",
     "OperatorCall",
     "PatchConv2d",
     "Piece",

@@ -1,0 +1,62 @@
+"""Gradient of a max pool by its input, from the places of the largest values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from autotune.ir.problem.base import Operand, Tensors
+from autotune.ir.problem.images import as_nhwc
+from autotune.ir.problem.operators.max_pool2d_places import PoolWithPlaces
+from autotune.ir.problem.registry import register
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class MaxPool2dPlacesGradient(PoolWithPlaces):
+    """Gradient of max pooling by its input: dy and places (n, p, q, c), y = dx (n, h, w, c).
+
+    MaxPool2dPlaces computes the places. A place that is in no pixel of the image gets nothing.
+    """
+
+    operator: ClassVar[str] = "max_pool2d_places_gradient"
+
+    @property
+    def short_name(self) -> str:
+        """Return the window, the channels and the image."""
+        return f"max gradient by places {self._window_name}"
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Return (n, h, w, c)."""
+        return self._x.shape
+
+    @property
+    def flops(self) -> int:
+        """Return one addition for each gradient: n p q c."""
+        return self.n * self.p * self.q * self.c
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        name, shape, dtype = self._places
+        return (Operand("dy", "input", shape, self.dtype), Operand(name, "input", shape, dtype))
+
+    def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
+        """Add each gradient to the pixel of its place."""
+        dy, places = (tensors[name].permute(0, 3, 1, 2) for name in ("dy", "places"))
+        taps = torch.arange(self.r * self.s, device=dy.device)[:, None, None]
+        shares = torch.where(places[:, :, None] == taps, dy[:, :, None], 0)  # (n, c, r s, p, q)
+        # The pixels that all windows reach: padding, the image, and what ceil_mode adds behind it.
+        tall, wide = ((count - 1) * step + side for count, step, side in self._extents)
+        size = max(tall, self.h + 2 * self.pad[0]), max(wide, self.w + 2 * self.pad[1])
+        columns = shares.reshape(self.n, self.c * self.r * self.s, self.p * self.q)
+        folded = F.fold(columns, (tall, wide), (self.r, self.s), stride=self.stride)
+        whole = F.pad(folded, (0, size[1] - wide, 0, size[0] - tall))
+        return as_nhwc(whole[:, :, self.pad[0] : self.pad[0] + self.h, self.pad[1] : self.pad[1] + self.w])
+
+    @property
+    def _extents(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        """Return the number of windows, their stride and their side, down and across."""
+        return (self.p, self.stride[0], self.r), (self.q, self.stride[1], self.s)
