@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 
 from autotune.core import Architecture, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
-from autotune.families.cuda.rules import require_access, require_whole_vectors, require_window
+from autotune.families.cuda import known_window
+from autotune.families.cuda.rules import require_access
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import DTYPES, Conv2d, Epilogue
 
-_FILTERS, _STRIDES = (3, 5, 7), (1, 2)  # that kernels are compiled for; 0 stands for a value known at run time
+_FILTERS = (3, 5, 7)  # sides that kernels are compiled for
 _MAX_REGISTERS = 160  # of a thread's sums and one input row; addresses and weights take the rest of 255
 
 
@@ -48,7 +50,7 @@ def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilo
     registers = tile.registers(dtype)
 
     def rules() -> Rules:
-        yield require((tile.filter == 0) == (tile.stride == 0), "filter and stride must both be given, or both be 0")
+        yield known_window.require_both(config)
         yield require_access(tile.vector, dtype)
         yield require(
             registers <= _MAX_REGISTERS,
@@ -60,13 +62,6 @@ def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilo
 
 def _why_unsupported(problem: Conv2d) -> str | None:
     return require(problem.c == problem.k == problem.groups > 1, "groups must equal c and k: one channel a group")
-
-
-def _why_unfit(problem: Conv2d, config: Config, arch: Architecture) -> str | None:
-    tile = _DepthwiseTile.from_config(config)
-    return require_whole_vectors(problem.c, tile.vector) or require_window(
-        problem, _FILTERS, _STRIDES, (tile.filter, tile.stride)
-    )
 
 
 def _cost(problem: Conv2d, config: Config, arch: Architecture) -> float:
@@ -94,8 +89,7 @@ FAMILY = Family[Conv2d](
     template="cuda/depthwise_conv2d.cu.j2",
     architectures=cuda_architectures(),
     parameters=(
-        Parameter("filter", (0, *_FILTERS), "side of the filter; 0: any"),
-        Parameter("stride", (0, *_STRIDES), "stride of both axes; 0: any"),
+        *known_window.parameters(_FILTERS, "filter"),
         Parameter("vector", (1, 2, 4, 8), "channels a thread"),
         Parameter("columns", (1, 2, 4, 8), "neighbouring output pixels of a row a thread"),
         Parameter("rows", (1, 2, 4), "output rows a thread"),
@@ -103,7 +97,7 @@ FAMILY = Family[Conv2d](
     ),
     why_illegal=_why_illegal,
     why_unsupported=_why_unsupported,
-    why_unfit=_why_unfit,
+    why_unfit=partial(known_window.why_unfit, filters=_FILTERS),
     cost=_cost,
     weight_layouts=lambda _: {"weight": "rsck"},
 )

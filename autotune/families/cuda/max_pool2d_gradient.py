@@ -7,11 +7,11 @@ from math import ceil
 
 from autotune.core import Architecture, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter
-from autotune.families.cuda.rules import require_access, require_whole_vectors, require_window
+from autotune.families.cuda import known_window
+from autotune.families.cuda.rules import require_access
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import DTYPES, Epilogue, MaxPool2dGradient
 
-_FILTERS, _STRIDES = (2, 3), (1, 2)  # that kernels are compiled for; 0 stands for a value known at run time
 _MAX_REGISTERS = 160  # of `_Strip.registers`, an estimate: ptxas of CUDA 13 then takes at most 224, and spills none
 _MAX_SUMS = 32  # of a row of dx that a thread stores at once; with 64, kernels in bf16 spill on sm_80
 _ROWS = Parameter(
@@ -74,7 +74,7 @@ def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilo
     strip = _Strip.from_config(config)
 
     def rules() -> Rules:
-        yield require((strip.filter == 0) == (strip.stride == 0), "filter and stride must both be given, or both be 0")
+        yield known_window.require_both(config)
         yield require_access(strip.vector, dtype)
         if strip.filter == 0:
             yield require(strip.columns == 1, "columns must be 1 if filter is 0: pixels share only known windows")
@@ -88,13 +88,6 @@ def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilo
             )
 
     return first_unmet(rules())
-
-
-def _why_unfit(problem: MaxPool2dGradient, config: Config, arch: Architecture) -> str | None:
-    strip = _Strip.from_config(config)
-    return require_whole_vectors(problem.c, strip.vector) or require_window(
-        problem, _FILTERS, _STRIDES, (strip.filter, strip.stride)
-    )
 
 
 def _started(problem: MaxPool2dGradient, strip: _Strip, rows: int) -> float:
@@ -146,8 +139,7 @@ FAMILY = Family[MaxPool2dGradient](
     template="cuda/max_pool2d_gradient.cu.j2",
     architectures=cuda_architectures(),
     parameters=(
-        Parameter("filter", (0, *_FILTERS), "side of the window; 0: any"),
-        Parameter("stride", (0, *_STRIDES), "stride of both axes; 0: any"),
+        *known_window.parameters(),
         Parameter("vector", (1, 2, 4, 8), "channels a thread"),
         Parameter("columns", (1, 2, 4), "neighbouring windows of a row a thread, with `stride` columns of pixels each"),
         Parameter("threads", (64, 128, 256), "threads a block"),
@@ -155,7 +147,7 @@ FAMILY = Family[MaxPool2dGradient](
     launch_parameters=(_ROWS,),
     launches=_launches,
     why_illegal=_why_illegal,
-    why_unfit=_why_unfit,
+    why_unfit=known_window.why_unfit,
     cost=_cost,
     compile_seconds=(0.9, 0.3),
 )

@@ -6,11 +6,11 @@ from math import ceil
 
 from autotune.core import Architecture, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
-from autotune.families.cuda.rules import require_access, require_whole_vectors, require_window
+from autotune.families.cuda import known_window
+from autotune.families.cuda.rules import require_access
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import DTYPES, Epilogue, MaxPool2dPlaces
 
-_FILTERS, _STRIDES = (2, 3), (1, 2)  # that kernels are compiled for; 0 stands for a value known at run time
 _MAX_REGISTERS = 128  # of a thread's windows and one row of pixels, an estimate
 
 
@@ -27,9 +27,8 @@ def _registers(config: Config, dtype: str) -> int:
 
 def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
     def rules() -> Rules:
-        known = config["filter"] != 0
-        yield require(known == (config["stride"] != 0), "filter and stride must both be given, or both be 0")
-        yield require(known or config["columns"] == 1, "columns must be 1 if filter is 0")
+        yield known_window.require_both(config)
+        yield require(config["filter"] != 0 or config["columns"] == 1, "columns must be 1 if filter is 0")
         yield require_access(int(config["vector"]), dtype)
         registers = _registers(config, dtype)
         yield require(
@@ -37,12 +36,6 @@ def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilo
         )
 
     return first_unmet(rules())
-
-
-def _why_unfit(problem: MaxPool2dPlaces, config: Config, arch: Architecture) -> str | None:
-    return require_whole_vectors(problem.c, int(config["vector"])) or require_window(
-        problem, _FILTERS, _STRIDES, (int(config["filter"]), int(config["stride"]))
-    )
 
 
 def _cost(problem: MaxPool2dPlaces, config: Config, arch: Architecture) -> float:
@@ -61,14 +54,13 @@ FAMILY = Family[MaxPool2dPlaces](
     template="cuda/max_pool2d_places.cu.j2",
     architectures=cuda_architectures(),
     parameters=(
-        Parameter("filter", (0, *_FILTERS), "side of the window; 0: any"),
-        Parameter("stride", (0, *_STRIDES), "stride of both axes; 0: any"),
+        *known_window.parameters(),
         Parameter("vector", (1, 2, 4, 8), "channels a thread"),
         Parameter("columns", (1, 2, 4), "neighbouring outputs of a row a thread"),
         Parameter("threads", (64, 128, 256), "threads a block"),
     ),
     why_illegal=_why_illegal,
-    why_unfit=_why_unfit,
+    why_unfit=known_window.why_unfit,
     cost=_cost,
     compile_seconds=(0.9, 0.2),
 )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from autotune.core import Architecture, ceil_div, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
-from autotune.families.cuda.rules import require_access, require_whole_vectors, require_window
+from autotune.families.cuda import known_window
+from autotune.families.cuda.rules import require_access
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import Epilogue, MaxPool2dPlacesGradient
 
-_FILTERS, _STRIDES = (2, 3), (1, 2)  # that kernels are compiled for; 0 stands for a value known at run time
 _MAX_SUMS = 64  # of a thread, in float32 registers
 
 
@@ -19,19 +19,12 @@ def _sums(config: Config) -> int:
 
 def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
     def rules() -> Rules:
-        known = config["filter"] != 0
-        yield require(known == (config["stride"] != 0), "filter and stride must both be given, or both be 0")
-        yield require(known or config["columns"] == 1, "columns must be 1 if filter is 0")
+        yield known_window.require_both(config)
+        yield require(config["filter"] != 0 or config["columns"] == 1, "columns must be 1 if filter is 0")
         yield require_access(int(config["vector"]), dtype)
         yield require(_sums(config) <= _MAX_SUMS, f"a thread must fit {_MAX_SUMS} sums; it has {_sums(config)}")
 
     return first_unmet(rules())
-
-
-def _why_unfit(problem: MaxPool2dPlacesGradient, config: Config, arch: Architecture) -> str | None:
-    return require_whole_vectors(problem.c, int(config["vector"])) or require_window(
-        problem, _FILTERS, _STRIDES, (int(config["filter"]), int(config["stride"]))
-    )
 
 
 def _cost(problem: MaxPool2dPlacesGradient, config: Config, arch: Architecture) -> float:
@@ -52,14 +45,13 @@ FAMILY = Family[MaxPool2dPlacesGradient](
     template="cuda/max_pool2d_places_gradient.cu.j2",
     architectures=cuda_architectures(),
     parameters=(
-        Parameter("filter", (0, *_FILTERS), "side of the window; 0: any"),
-        Parameter("stride", (0, *_STRIDES), "stride of both axes; 0: any"),
+        *known_window.parameters(),
         Parameter("vector", (1, 2, 4, 8), "channels a thread"),
         Parameter("columns", (1, 2, 4), "neighbouring windows of a row a thread, with `stride` columns of pixels each"),
         Parameter("threads", (64, 128, 256), "threads a block"),
     ),
     why_illegal=_why_illegal,
-    why_unfit=_why_unfit,
+    why_unfit=known_window.why_unfit,
     cost=_cost,
     compile_seconds=(0.9, 0.2),
 )

@@ -7,11 +7,11 @@ from math import ceil
 
 from autotune.core import Architecture, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
-from autotune.families.cuda.rules import require_access, require_whole_vectors, require_window
+from autotune.families.cuda import known_window
+from autotune.families.cuda.rules import require_access
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import BYTE_FORMATS, DTYPES, Epilogue, Pool2d
 
-_FILTERS, _STRIDES = (2, 3), (1, 2)  # that kernels are compiled for; 0 stands for a value known at run time
 _MAX_REGISTERS = 128  # of a thread's windows and one input row
 
 
@@ -47,7 +47,7 @@ def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilo
     tile = _PoolTile.from_config(config)
 
     def rules() -> Rules:
-        yield require((tile.filter == 0) == (tile.stride == 0), "filter and stride must both be given, or both be 0")
+        yield known_window.require_both(config)
         yield require(
             tile.filter or tile.rows * tile.columns == 1,
             "rows and columns must be 1 if filter is 0: outputs share pixels only in a known window",
@@ -59,13 +59,6 @@ def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilo
         )
 
     return first_unmet(rules())
-
-
-def _why_unfit(problem: Pool2d, config: Config, arch: Architecture) -> str | None:
-    tile = _PoolTile.from_config(config)
-    return require_whole_vectors(problem.c, tile.vector) or require_window(
-        problem, _FILTERS, _STRIDES, (tile.filter, tile.stride)
-    )
 
 
 def _cost(problem: Pool2d, config: Config, arch: Architecture) -> float:
@@ -96,15 +89,14 @@ def family(name: str, operator: type[Pool2d], maximum: bool, clipped: bool = Fal
         architectures=cuda_architectures(),
         dtypes=("f16", "bf16", "tf32", "f32", *BYTE_FORMATS),
         parameters=(
-            Parameter("filter", (0, *_FILTERS), "side of the window; 0: any"),
-            Parameter("stride", (0, *_STRIDES), "stride of both axes; 0: any"),
+            *known_window.parameters(),
             Parameter("vector", (1, 2, 4, 8, 16), "channels a thread"),
             Parameter("columns", (1, 2, 4), "neighbouring output pixels of a row a thread"),
             Parameter("rows", (1, 2, 4), "output rows a thread"),
             Parameter("threads", (64, 128, 256), "threads a block"),
         ),
         why_illegal=_why_illegal,
-        why_unfit=_why_unfit,
+        why_unfit=known_window.why_unfit,
         cost=_cost,
         context=lambda config, arch, dtype: {**config, "maximum": maximum, "clipped": clipped},
         compile_seconds=(0.9, 0.1),
