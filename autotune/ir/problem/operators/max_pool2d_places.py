@@ -29,10 +29,9 @@ class PoolWithPlaces(CeilPool2d):
         if self.r * self.s > MOST_PLACES:
             raise ProblemError(f"'{self}': a window has at most {MOST_PLACES} values, so that a byte holds a place")
 
-    @property
-    def _places(self) -> tuple[str, tuple[int, ...], str]:
-        """Return the name, the shape and the dtype of the places."""
-        return ("places", (self.n, self.p, self.q, self.c), "s8")
+    def _places(self, role: str) -> Operand:
+        """Return the places (n, p, q, c)."""
+        return Operand("places", role, (self.n, self.p, self.q, self.c), "s8")
 
 
 @register
@@ -54,8 +53,7 @@ class MaxPool2dPlaces(PoolWithPlaces):
 
     def operands(self) -> tuple[Operand, ...]:
         """Return all tensors in the order of a kernel's pointers: `x`, `y` and `places`."""
-        name, shape, dtype = self._places
-        return (*super().operands(), Operand(name, "output", shape, dtype))
+        return (*super().operands(), self._places("output"))
 
     def _pooled(self, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the largest values, and their pixels in the image, by torch's own function."""

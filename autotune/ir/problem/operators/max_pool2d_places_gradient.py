@@ -40,23 +40,17 @@ class MaxPool2dPlacesGradient(PoolWithPlaces):
         return self.n * self.p * self.q * self.c
 
     def _inputs(self) -> tuple[Operand, ...]:
-        name, shape, dtype = self._places
-        return (Operand("dy", "input", shape, self.dtype), Operand(name, "input", shape, dtype))
+        return (Operand("dy", "input", (self.n, self.p, self.q, self.c), self.dtype), self._places("input"))
 
     def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
         """Add each gradient to the pixel of its place."""
         dy, places = (tensors[name].permute(0, 3, 1, 2) for name in ("dy", "places"))
         taps = torch.arange(self.r * self.s, device=dy.device)[:, None, None]
         shares = torch.where(places[:, :, None] == taps, dy[:, :, None], 0)  # (n, c, r s, p, q)
-        # The pixels that all windows reach: padding, the image, and what ceil_mode adds behind it.
-        tall, wide = ((count - 1) * step + side for count, step, side in self._extents)
-        size = max(tall, self.h + 2 * self.pad[0]), max(wide, self.w + 2 * self.pad[1])
         columns = shares.reshape(self.n, self.c * self.r * self.s, self.p * self.q)
+        tall, wide = (self.p - 1) * self.stride[0] + self.r, (self.q - 1) * self.stride[1] + self.s
         folded = F.fold(columns, (tall, wide), (self.r, self.s), stride=self.stride)
-        whole = F.pad(folded, (0, size[1] - wide, 0, size[0] - tall))
-        return as_nhwc(whole[:, :, self.pad[0] : self.pad[0] + self.h, self.pad[1] : self.pad[1] + self.w])
-
-    @property
-    def _extents(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-        """Return the number of windows, their stride and their side, down and across."""
-        return (self.p, self.stride[0], self.r), (self.q, self.stride[1], self.s)
+        # Windows begin in the padding. They may end before the image does, or with ceil_mode behind it.
+        end_h, end_w = self.pad[0] + self.h, self.pad[1] + self.w
+        whole = F.pad(folded, (0, max(0, end_w - wide), 0, max(0, end_h - tall)))
+        return as_nhwc(whole[:, :, self.pad[0] : end_h, self.pad[1] : end_w])
