@@ -112,7 +112,7 @@ def explain_step(
 
     Args:
         model: The model, in training mode; also one that torch.compile has wrapped, or a FusedResNet.
-        inputs: Its inputs, of which there is at least one.
+        inputs: Its inputs; at least one.
         tuning_db: Path or URL of the database; without one, that of a FusedResNet or of the environment variable
             AUTOTUNE_DB, or else autotune/tuning.db in the user's cache.
 
@@ -144,7 +144,7 @@ def _explained(model: nn.Module, inputs: Sequence[torch.Tensor], winners: Winner
     names = _names(step_problems(model, inputs, autocast))
     reason = why_not_compiled(device)
     rows = [
-        _row(text, layout, count, names, is_backward, winners, device)
+        _row(names.get((text, is_backward)) or names.get((text, False), []), text, layout, count, winners, device)
         for is_backward, graph in _rewritten(model, inputs, winners, device, reason is None)
         for (text, layout), count in Counter(_calls(graph)).items()
     ]
@@ -167,17 +167,11 @@ def _names(found: StepProblems) -> Names:
 
 
 def _row(
-    text: str,
-    layout: str | None,
-    calls: int,
-    names: Names,
-    is_backward: bool,
-    winners: Winners,
-    device: torch.device,
+    passes: Sequence[str], text: str, layout: str | None, calls: int, winners: Winners, device: torch.device
 ) -> PassRow:
     """Return a row; a layout of None says that torch's operator runs."""
     if not text:
-        return PassRow((), text, calls, TORCH, None, None)
+        return PassRow(tuple(passes), text, calls, TORCH, None, None)
     problem = parsed(text)
     if layout is None:
         kernel, expected = TORCH, winners.torch_us(problem, device)
@@ -186,8 +180,7 @@ def _row(
         assert choice  # else the problem would be torch's
         kernel, expected = str(choice.candidate), choice.expected_us
     limit = winners.limit_us(problem, device)
-    found = names.get((text, is_backward)) or names.get((text, False), [])
-    return PassRow(tuple(found), text, calls, kernel, expected, limit / expected if limit and expected else None)
+    return PassRow(tuple(passes), text, calls, kernel, expected, limit / expected if limit and expected else None)
 
 
 def _title(row: PassRow, width: int) -> str:

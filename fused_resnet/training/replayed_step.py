@@ -24,7 +24,7 @@ _saved_tensors_hooks: Callable[[bool], object] = getattr(
 
 @dataclass(frozen=True)
 class StepForm:
-    """What is the same in all calls of a compiled step.
+    """The constant properties of a compiled step.
 
     Attributes:
         num_results: Results of the forward pass that the caller gets; the tensors that are saved follow.

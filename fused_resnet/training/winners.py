@@ -61,7 +61,7 @@ class Winners:
             parts: The parts. Of a gradient by an input the faster form counts.
             device: The device.
         """
-        found = next((choice for choice in self._tuned(problem, device) if _is_solver(choice.candidate)), None)
+        found = self.choice(problem, device)
         apart = sum(self._best_us(one, device) for one in parts)
         return layout_of(found.candidate) if found and (found.expected_us or inf) < apart else None
 
@@ -76,29 +76,25 @@ class Winners:
         return inf
 
     def _ranked(self, problem: Convolution, device: torch.device) -> tuple[Solution, ...]:
-        tuned = [(form, self._tuned(form.problem, device)) for form in forms(problem)]
-        limit = self._limit_us(problem, device)
+        limit = self._us_to_beat(problem, device)
         kernels = [
             (choice.expected_us or inf, Solution(form, layout_of(choice.candidate)))
-            for form, found in tuned
-            for choice in found
-            if _is_solver(choice.candidate)
+            for form in forms(problem)
+            for choice in self._kernels(form.problem, device)
         ]
         ranked = sorted(kernels, key=lambda kernel: kernel[0])
         return tuple(dict.fromkeys(solution for microseconds, solution in ranked if microseconds < limit))
 
-    def _limit_us(self, problem: Convolution, device: torch.device) -> float:
+    def _us_to_beat(self, problem: Convolution, device: torch.device) -> float:
         """Return the time that a kernel must beat: of torch's operator; 0 if that is not known.
 
         Where plans of cuDNN were timed, which torch runs, too, the fastest of all is taken, so there is no limit.
         """
-        with reader(self.database, self._trusted_keys) as store:
-            for row, _ in usable_devices(store, device):
-                timed = {one.kernel.family: one.median_us for one in reversed(store.ranking(row, str(problem)))}
-                if aten.FAMILY in timed:
-                    return timed[aten.FAMILY] or 0.0
-                if cudnn_names.FAMILY in timed:
-                    return inf
+        for timed in self._times(problem, device):
+            if aten.FAMILY in timed:
+                return timed[aten.FAMILY] or 0.0
+            if cudnn_names.FAMILY in timed:
+                return inf
         return 0.0
 
     def trains(self, device: torch.device) -> bool:
@@ -109,9 +105,9 @@ class Winners:
 
     def candidates(self, problem: Problem, device: torch.device) -> list[Candidate]:
         """Return the kernels for a problem, the fastest first; raises as `solutions` does."""
-        return [choice.candidate for choice in self._tuned(problem, device) if _is_solver(choice.candidate)]
+        return [choice.candidate for choice in self._kernels(problem, device)]
 
-    def choice(self, problem: Problem, device: torch.device, layout: str) -> KernelChoice | None:
+    def choice(self, problem: Problem, device: torch.device, layout: str = "") -> KernelChoice | None:
         """Return the fastest kernel for a problem, with its time; raises as `solutions` does.
 
         Args:
@@ -119,17 +115,12 @@ class Winners:
             device: The device.
             layout: The layout in which it reads the weight; empty for any.
         """
-        found = (choice for choice in self._tuned(problem, device) if _is_solver(choice.candidate))
+        found = self._kernels(problem, device)
         return next((one for one in found if layout in ("", layout_of(one.candidate))), None)
 
     def torch_us(self, problem: Problem, device: torch.device) -> float | None:
         """Return the time of torch's operator for a problem; None if it was not timed."""
-        with reader(self.database, self._trusted_keys) as store:
-            for row, _ in usable_devices(store, device):
-                timed = [one.median_us for one in store.ranking(row, str(problem)) if one.kernel.family == aten.FAMILY]
-                if timed:
-                    return timed[0]
-        return None
+        return next((timed[aten.FAMILY] for timed in self._times(problem, device) if aten.FAMILY in timed), None)
 
     def limit_us(self, problem: Problem, device: torch.device) -> float | None:
         """Return the least time of a problem by the device's peak rates; None if the database does not know these."""
@@ -137,9 +128,19 @@ class Winners:
             row = next((row for row, _ in usable_devices(store, device)), None)
             return limit_us(problem, row.flops_per_us, row.bytes_per_us) if row else None
 
-    def _tuned(self, problem: Problem, device: torch.device) -> list[KernelChoice]:
+    def _times(self, problem: Problem, device: torch.device) -> list[dict[str, float | None]]:
+        """Return the time of the fastest candidate of each family, for each device whose code runs here."""
         with reader(self.database, self._trusted_keys) as store:
-            return [choice for choice in choices(store, problem, device) if choice.source.startswith("tuned")]
+            return [
+                {one.kernel.family: one.median_us for one in reversed(store.ranking(row, str(problem)))}
+                for row, _ in usable_devices(store, device)
+            ]
+
+    def _kernels(self, problem: Problem, device: torch.device) -> list[KernelChoice]:
+        """Return the tuned kernels and plans of cuDNN for a problem, the fastest first."""
+        with reader(self.database, self._trusted_keys) as store:
+            found = [choice for choice in choices(store, problem, device) if choice.source.startswith("tuned")]
+        return [choice for choice in found if _is_solver(choice.candidate)]
 
     def stamp(self) -> str | None:
         """Return a text that changes with the database; None if it is on a server, whose state has no such text."""

@@ -93,11 +93,11 @@ def step_of(variant: str, network: nn.Module) -> Step:
 
         with torch._functorch.config.patch(enable_autograd_cache=False):  # a hit would not call `compile`
             compiled: Any = compile_fx(graph_module, list(example_inputs), replay.compile)
-        found: Callable[..., Any] = compiled
-        return replay.step(found, example_inputs) if variant == "own" else found
+        step: Callable[..., Any] = replay.step(compiled, example_inputs) if variant == "own" else compiled
+        return step
 
-    step: Any = torch.compile(network, backend=backend, dynamic=False)
-    return lambda x: step(x).sum()
+    forward: Any = torch.compile(network, backend=backend, dynamic=False)
+    return lambda x: forward(x).sum()
 
 
 def record_nothing(run: Run, arguments: list[torch.Tensor]) -> tuple[Callable[[], object], Sequence[Any]]:

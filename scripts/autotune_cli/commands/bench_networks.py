@@ -25,7 +25,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -95,13 +95,41 @@ def main(arguments: argparse.Namespace) -> int:
     known = _read(path)["networks"] if path.is_file() else {}
     record: dict[str, Any] = {**about, "method": METHOD, "budget": arguments.budget, "networks": known}
     wanted = arguments.only or [name for name in NETWORKS if name not in known]
-    gpus = places(arguments.devices, device.type)
+    for_each(
+        wanted,
+        places(arguments.devices, device.type),
+        lambda name, place: measure(name, arguments, device.type, place),
+        lambda name, entry: keep(record, name, entry, path),
+    )
+    finish(record, path)
+    return int(any("reason" in entry for entry in record["networks"].values()))
+
+
+def keep(record: dict[str, Any], name: str, entry: Mapping[str, Any], path: Path) -> None:
+    """Write a record with the entry of a network: an interrupted run keeps what it measured."""
+    record["networks"][name] = entry
+    write(record, path)
+
+
+def for_each(
+    wanted: Sequence[str],
+    places: Sequence[Mapping[str, str]],
+    measured: Callable[[str, Mapping[str, str]], dict[str, Any]],
+    keep: Callable[[str, dict[str, Any]], None],
+) -> None:
+    """Measure networks, each at the next place that is free, with that place's share of the cores.
+
+    Args:
+        wanted: The networks.
+        places: The environment variables of each place.
+        measured: (network, place) -> its entry.
+        keep: Takes a network and its entry, one at a time; none of those that an interruption ended.
+    """
     cores = sorted(os.sched_getaffinity(0))
     waiting, lock, interrupted = iter(enumerate(wanted, 1)), threading.Lock(), threading.Event()
 
-    def work(place: int) -> None:
-        """Measure networks at one place until none waits."""
-        share = cores[len(cores) * place // len(gpus) : len(cores) * (place + 1) // len(gpus)] or cores
+    def work(at: int) -> None:
+        share = cores[len(cores) * at // len(places) : len(cores) * (at + 1) // len(places)] or cores
         os.sched_setaffinity(0, share)  # of this thread, and of the processes that it starts
         while True:
             with lock:
@@ -109,21 +137,18 @@ def main(arguments: argparse.Namespace) -> int:
             if not name:
                 return
             print(f"{name} ({number} of {len(wanted)})", file=sys.stderr)
-            entry = measure(name, arguments, device.type, gpus[place])
+            entry = measured(name, places[at])
             if interrupted.is_set():
                 return
             with lock:
-                record["networks"][name] = entry
-                write(record, path)  # after every network: an interrupted run keeps what it measured
+                keep(name, entry)
 
-    with ThreadPoolExecutor(len(gpus)) as threads:
+    with ThreadPoolExecutor(len(places)) as threads:
         try:
-            list(threads.map(work, range(len(gpus))))
+            list(threads.map(work, range(len(places))))
         except KeyboardInterrupt:
             interrupted.set()
             raise
-    finish(record, path)
-    return int(any("reason" in entry for entry in record["networks"].values()))
 
 
 def places(numbers: Sequence[int] | None, device: str) -> list[dict[str, str]]:
