@@ -7,7 +7,7 @@ import pytest
 import torch
 from emulator import Emulated
 from kernels import built_paths, candidate_of
-from max_pools import CASES, KINDS, assert_is_gradient, operands
+from max_pools import CASES, KINDS, REFUSALS, assert_is_gradient, operands
 from random_kernels import SIZES
 
 from autotune.core import ProblemError, architecture
@@ -40,14 +40,7 @@ def test_a_cuda_kernel_says_why_it_refuses_a_problem(tmp_path):
     config = {"filter": 3, "stride": 2, "vector": 8, "columns": 2, "threads": 64}
     problem = parse("max_pool2d_gradient n=1 h=8 w=8 c=16 r=3 s=3 stride=2 pad=1 dtype=f16")
     emulated = Emulated(Kernel.of(CUDA.name, config, "f16", problem.epilogue, "sm_90"), tmp_path)
-    window = "this kernel is compiled for a 3x3 window with stride 2"
-    refused = {
-        "c=16 r=3 s=3 stride=2": None,
-        "c=12 r=3 s=3 stride=2": "c must be a multiple of the vector of 8 elements",
-        "c=16 r=3 s=2 stride=2": window,
-        "c=16 r=3 s=3 stride=1": window,
-    }
-    for words, reason in refused.items():
+    for words, reason in REFUSALS.items():
         assert emulated.refusal(parse(f"max_pool2d_gradient n=1 h=8 w=8 {words} dtype=f16"), {"rows": 4}) == reason
     assert emulated.refusal(problem, {"rows": 0}) == "a thread must make at least one row"
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from emulator import Emulated
 from kernels import built_paths, candidate_of
-from max_pools import CASES, KINDS, assert_is_gradient, operands
+from max_pools import CASES, KINDS, REFUSALS, assert_is_gradient, operands
 
 from autotune.core import ProblemError, architecture
 from autotune.families import Kernel, family
@@ -72,14 +72,7 @@ def test_a_cuda_kernel_says_why_it_refuses_a_problem(chosen, tmp_path):
     operator = chosen.operator.operator
     problem = parse(f"{operator} n=1 h=8 w=8 c=16 r=3 s=3 stride=2 pad=1 dtype=f16")
     kernel = emulated(chosen, problem, (3, 2, 8, 1, 64), tmp_path)
-    window = "this kernel is compiled for a 3x3 window with stride 2"
-    refused = {
-        "c=16 r=3 s=3 stride=2": None,
-        "c=12 r=3 s=3 stride=2": "c must be a multiple of the vector of 8 elements",
-        "c=16 r=3 s=2 stride=2": window,
-        "c=16 r=3 s=3 stride=1": window,
-    }
-    for words, reason in refused.items():
+    for words, reason in REFUSALS.items():
         assert kernel.refusal(parse(f"{operator} n=1 h=8 w=8 {words} dtype=f16"), {}) == reason
 
 

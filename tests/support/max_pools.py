@@ -24,6 +24,14 @@ CASES = {
     "one window": ("n=1 h=5 w=4 c=8 r=5 s=4 stride=5,4 dtype=f32", (0, 0, 2, 1, 64)),
     "one pixel": ("n=1 h=1 w=1 c=8 r=3 s=3 stride=2 pad=1 dtype=f16", (3, 2, 8, 2, 64)),
 }
+WINDOW = "this kernel is compiled for a 3x3 window with stride 2"
+REFUSALS = {
+    "c=16 r=3 s=3 stride=2": None,
+    "c=12 r=3 s=3 stride=2": "c must be a multiple of the vector of 8 elements",
+    "c=16 r=3 s=2 stride=2": WINDOW,
+    "c=16 r=3 s=3 stride=1": WINDOW,
+}
+"""Sizes of a problem -> why a kernel for 3x3 windows with stride 2 and vectors of eight channels refuses it."""
 KINDS = ("ties", "spread", "infinite", "nan")
 
 

@@ -3,19 +3,17 @@
 import pytest
 import torch
 from databases import slow_down
+from step_databases import tuned_step
 from training_networks import Small, images
 
 from fused_resnet.training import bound_problem, step_problems
-from fused_resnet.tuning import TuneLimits, create, tune_step
 
 
 @pytest.fixture(scope="session")
 def step_db(tmp_path_factory):
     """Return a database of `Small` at batch 2 with one config for each problem; torch's times are made long."""
-    path = str(tmp_path_factory.mktemp("step") / "step.db")
-    create(path)
     found = step_problems(Small(), [images().requires_grad_()])
-    assert tune_step("Small", found.to_tune(), torch.device("cpu"), path, TuneLimits(trials=1, budget="10m"))
+    path = tuned_step(tmp_path_factory.mktemp("step") / "step.db", found.to_tune())
     slow_down(path, 1000, "kernel_id IN (SELECT id FROM kernel WHERE family = 'aten')")
     return path
 

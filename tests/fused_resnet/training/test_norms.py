@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 import torch
 from databases import slow_down
+from step_databases import tuned_step
 from torch import nn
 from training_networks import Normed, images, relative_error
 
@@ -16,7 +17,7 @@ from fused_resnet.training.bound_problem import use
 from fused_resnet.training.norm_rewrite import rewrite_norms
 from fused_resnet.training.norms import TrainedPool
 from fused_resnet.training.winners import Winners
-from fused_resnet.tuning import TuneLimits, create, tune_step
+from fused_resnet.tuning import TuneLimits, tune_step
 
 pytestmark = [
     pytest.mark.compile,
@@ -27,11 +28,8 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def norm_db(tmp_path_factory):
     """Return a database of the batch norms and max pools of `Normed` with one config for each problem."""
-    path = str(tmp_path_factory.mktemp("norms") / "norms.db")
-    create(path)
     found = step_problems(Normed().train(), [images()])
-    assert tune_step("Normed", found.norms, torch.device("cpu"), path, TuneLimits(trials=1, budget="10m"))
-    return path
+    return tuned_step(tmp_path_factory.mktemp("norms") / "norms.db", found.norms)
 
 
 def network(kind=Normed):
@@ -90,11 +88,8 @@ def test_a_step_is_right_and_runs_on_our_kernels(norm_db, solved, memory_format)
 
 
 def test_a_pool_runs_on_the_kernels_of_an_older_database(solved, tmp_path):
-    database = str(tmp_path / "older.db")
-    create(database)
     pool = TrainedPool.of(torch.empty(2, 16, 10, 9), 3, 2, 1)
-    problems = {str(problem): problem for problem in pool.from_input}
-    assert tune_step("Normed", problems, torch.device("cpu"), database, TuneLimits(trials=1, budget="10m"))
+    database = tuned_step(tmp_path / "older.db", {str(problem): problem for problem in pool.from_input})
     assert_trains_as_torch(network(), database)
     assert Counter(parse(text).operator for text in solved) == {"max_pool2d": 2, "max_pool2d_gradient": 2}
 
@@ -102,10 +97,8 @@ def test_a_pool_runs_on_the_kernels_of_an_older_database(solved, tmp_path):
 @pytest.fixture(scope="module")
 def with_norms_db(tmp_path_factory):
     """Return a database of all of `Normed` in which convolutions with a part of a batch norm are the fastest."""
-    path = str(tmp_path_factory.mktemp("norms") / "with_norms.db")
-    create(path)
     found = step_problems(Normed().train(), [images()])
-    assert tune_step("Normed", found.to_tune(), torch.device("cpu"), path, TuneLimits(trials=1, budget="10m"))
+    path = tuned_step(tmp_path_factory.mktemp("norms") / "with_norms.db", found.to_tune())
     fused = "operator IN ('conv2d_statistics', 'conv2d_gradient_sums') OR text LIKE '%add_scaled%'"
     slow_down(path, 1000, f"problem_id NOT IN (SELECT id FROM problem WHERE {fused})")
     return path

@@ -7,13 +7,13 @@ from collections import Counter
 import pytest
 import torch
 from databases import slow_down
+from step_databases import tuned_step
 from torch import nn
 from training_networks import Normed, Small, images
 
 from fused_resnet import FusedResNet, InputError, explain_step
 from fused_resnet.step_explanation import TORCH
 from fused_resnet.training import step_problems
-from fused_resnet.tuning import TuneLimits, create, tune_step
 
 pytestmark = [
     pytest.mark.compile,
@@ -24,10 +24,8 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def norms_db(tmp_path_factory):
     """Return a database of `Normed` at batch 2 with one config for each problem; torch's times are made long."""
-    path = str(tmp_path_factory.mktemp("norms") / "norms.db")
-    create(path)
-    found = step_problems(Normed(), [images()]).to_tune()
-    assert tune_step("Normed", found, torch.device("cpu"), path, TuneLimits(trials=1, budget="10m"))
+    found = step_problems(Normed(), [images()])
+    path = tuned_step(tmp_path_factory.mktemp("norms") / "norms.db", found.to_tune())
     slow_down(path, 1000, "kernel_id IN (SELECT id FROM kernel WHERE family = 'aten')")
     return path
 
