@@ -53,6 +53,33 @@ def small():
 
 
 @pytest.mark.process
+def test_bench_runs_backward_passes_in_the_thread_that_is_asked_for(tmp_path):
+    says = "class Says(torch.nn.Module):\n    def forward(self, x):\n"
+    says += "        print('threads:', torch.autograd.is_multithreading_enabled())\n        return x\n"
+    (tmp_path / "net.py").write_text(
+        f"import torch\n{says}def net():\n    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), Says())\n"
+    )
+    network = (
+        "--model",
+        f"{tmp_path / 'net.py'}:net",
+        "--input",
+        "3,8,8",
+        "--batch",
+        "2",
+        "--device",
+        "cpu",
+        "--train",
+    )
+    words = (*network, "--only", "eager", "--seconds", "0.01", "--out", tmp_path, "--name", "step")
+    for options, expected in (((), "True"), (("--one-thread",), "False")):
+        done = script("bench", *words, *options)
+        said = [line for line in done.stdout.splitlines() if line.startswith("threads:")]
+        assert said[-1] == f"threads: {expected}", done.stderr
+        assert ("backward in the calling thread" in done.stdout) == bool(options)
+        assert json.loads((tmp_path / "step.json").read_text())["arguments"]["one_thread"] == bool(options)
+
+
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore:of the 5 convolutions", "ignore:a training step runs on torch's operators")
 def test_bench_times_training_steps(empty_db, tmp_path):
     (tmp_path / "net.py").write_text(NETWORK)
@@ -67,5 +94,6 @@ def test_bench_times_training_steps(empty_db, tmp_path):
     assert all(variant["error"] < 1e-5 for variant in variants.values())
     assert "forward and backward" in record["method"]["settings"] and "training step" in done.stdout
     assert_error(script("bench", *network, "--amp"), "--amp is for --train")
+    assert_error(script("bench", *network, "--one-thread"), "--one-thread is for --train")
     assert_error(script("bench", *network, "--train", "--precision", "tf32"), "are for inference, not for --train")
     assert_error(script("bench", *network, "--train", "--only", "jit"), "jit", "compile_reduce")

@@ -145,12 +145,14 @@ def main(arguments: argparse.Namespace) -> None:
     for batch in arguments.batch:
         pause = arguments.pause and batch == arguments.batch[0]
         case = make_case(model, arguments, batch, device, DTYPES[dtype])
-        results = measure(case, chosen, arguments.seconds, wait_for_a_line if pause else lambda: None)
+        with torch.autograd.set_multithreading_enabled(not arguments.one_thread):
+            results = measure(case, chosen, arguments.seconds, wait_for_a_line if pause else lambda: None)
         record["database"] = record["database"] or pick_database(arguments, chosen)
         ran |= any(result.reason is None for result in results)
         record["batches"].append({"batch": batch, "variants": {r.variant.name: as_json(r) for r in results}})
         write(record, path)  # after every batch size: an interrupted run keeps what it measured
         kind = f"{model.name}, training step" if arguments.train else model.name
+        kind += ", backward in the calling thread" if arguments.one_thread else ""
         show(results, f"{kind}, {arguments.precision or dtype}, batch {batch}, {record['machine']['device']}")
     if not ran:
         raise AutotuneError("no variant ran: the reasons stand below each table")
@@ -178,6 +180,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     variants.add_argument(
         "--amp", action="store_true", help="for --train: weights in float32, and torch.autocast to --dtype"
+    )
+    variants.add_argument(
+        "--one-thread",
+        action="store_true",
+        help="for --train: all variants run the backward pass in the calling thread, by "
+        "torch.autograd.set_multithreading_enabled(False), which saves time where the host is the limit",
     )
     known = ", ".join(variant.name for variant in VARIANTS)
     more = ", ".join(variant.name for variant in STEPS)
@@ -212,6 +220,8 @@ def pick_variants(arguments: argparse.Namespace, device: torch.device) -> list[V
     known = [variant.name for variant in all_variants]
     if arguments.amp and not arguments.train:
         raise AutotuneError("--amp is for --train: inference runs in --dtype")
+    if arguments.one_thread and not arguments.train:
+        raise AutotuneError("--one-thread is for --train: inference has no backward pass")
     if arguments.train and (arguments.against or arguments.precision):
         raise AutotuneError("--against and --precision are for inference, not for --train")
     for name in arguments.only + arguments.skip:
