@@ -97,3 +97,24 @@ def test_a_network_is_tuned_and_timed(tmp_path):
     (row,) = speedups.rows(json.loads(path.read_text()))
     assert row.speedup > 0 and row.untuned > 0
     assert row.error < 1e-5
+
+
+@pytest.mark.process
+def test_compiling_ahead_leaves_what_the_measurement_needs(tmp_path, monkeypatch, capsys):
+    (tmp_path / "net.py").write_text("import torch\ndef net():\n    return torch.nn.Conv2d(3, 8, 3)\n")
+    monkeypatch.setitem(bench_networks.NETWORKS, "small", f"{tmp_path / 'net.py'}:net")
+    path = tmp_path / "networks.json"
+    where = ["--device", "cpu", "--input", "3,16,16", "--dbs", str(tmp_path / "dbs"), "--out", str(path)]
+    words = ["--only", "small", "--batch", "1,2", "--budget", "2s", "--seconds", "0", "--compile-ahead", "2", *where]
+    cached = []
+    measure = bench_networks.measure
+
+    def seen(*arguments):
+        cached.extend(sorted((tmp_path / "dbs").glob("small.inductor-*/**/*.py")))
+        return measure(*arguments)
+
+    monkeypatch.setattr(bench_networks, "measure", seen)
+    assert run_command("bench-networks", words, "autotune bench-networks") == 0
+    assert {one.relative_to(tmp_path / "dbs").parts[0] for one in cached} == {"small.inductor-1", "small.inductor-2"}
+    assert "compiled 2 of 2" in capsys.readouterr().err
+    assert all(row.peers["max-autotune"] > 0 for row in speedups.rows(json.loads(path.read_text())))

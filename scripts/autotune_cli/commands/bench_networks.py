@@ -7,8 +7,10 @@ in interleaved rounds. On a GPU the processes first compile, all at the same
 time; kernels are timed in turns. Several GPUs take one network after the other,
 each with its share of the cores. What Inductor compiled and timed stays in the
 folder of --dbs, so max-autotune, which takes minutes, goes on where an
-interrupted run ended. The results are a table, a chart, and a JSON record. A
-network that the record holds is measured again only if --only names it.
+interrupted run ended. A process that compiles in this mode keeps one core busy,
+so --compile-ahead first lets several of them fill the caches. The results are a
+table, a chart, and a JSON record. A network that the record holds is measured
+again only if --only names it.
 
 Example:
   autotune bench-networks --budget 3m --dbs generated/networks
@@ -28,6 +30,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -36,7 +39,7 @@ from rich.table import Table
 
 from autotune.core import AutotuneError, require_one_of
 from autotune_cli import chart, networks_chart
-from autotune_cli.command_line import add_device, gpu_numbers, names, sizes, torch_device
+from autotune_cli.command_line import add_device, gpu_numbers, names, positive, sizes, torch_device
 from autotune_cli.commands.bench import PREPARED
 from autotune_cli.record import one_line, provenance, slug, write
 from autotune_cli.speedups import PEERS, Row, mean, rows
@@ -75,6 +78,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-tune", action="store_true", help="measure with the databases as they are")
     parser.add_argument("--seconds", default="2", metavar="TIME", help="time of each variant (default 2)")
     parser.add_argument("--skip-max-autotune", action="store_true", help="leave out max-autotune, which takes minutes")
+    parser.add_argument(
+        "--compile-ahead",
+        type=positive,
+        metavar="N",
+        help="before anything is measured, compile all networks in max-autotune, in N processes a GPU at a time",
+    )
     add_device(parser)
     parser.add_argument(
         "--devices", type=gpu_numbers, metavar="N,...", help="the GPUs that share the networks (default 0)"
@@ -95,9 +104,12 @@ def main(arguments: argparse.Namespace) -> int:
     known = _read(path)["networks"] if path.is_file() else {}
     record: dict[str, Any] = {**about, "method": METHOD, "budget": arguments.budget, "networks": known}
     wanted = arguments.only or [name for name in NETWORKS if name not in known]
+    available = places(arguments.devices, device.type)
+    if arguments.compile_ahead:
+        compile_ahead(wanted, arguments, device.type, available)
     for_each(
         wanted,
-        places(arguments.devices, device.type),
+        available,
         lambda name, place: measure(name, arguments, device.type, place),
         lambda name, entry: keep(record, name, entry, path),
     )
@@ -109,6 +121,48 @@ def keep(record: dict[str, Any], name: str, entry: Mapping[str, Any], path: Path
     """Write a record with the entry of a network: an interrupted run keeps what it measured."""
     record["networks"][name] = entry
     write(record, path)
+
+
+def compile_ahead(
+    wanted: Sequence[str], arguments: argparse.Namespace, device: str, places: Sequence[Mapping[str, str]]
+) -> None:
+    """Let Inductor compile networks in max-autotune for all batch sizes, so that its caches hold them.
+
+    A failure is not reported here: it happens again when the network is measured.
+
+    Args:
+        wanted: The networks.
+        arguments: The arguments of the command.
+        device: "cpu" or "cuda".
+        places: As in `for_each`; each takes arguments.compile_ahead processes at a time.
+    """
+    jobs = [(name, batch) for batch in arguments.batch for name in wanted]
+    free: SimpleQueue[Mapping[str, str]] = SimpleQueue()
+    for place in places * arguments.compile_ahead:
+        free.put(place)
+
+    def compile_one(job: tuple[str, int]) -> None:
+        name, batch = job
+        place = free.get()
+        bench = _Bench(
+            batch, database_of(name, arguments), _options(name, arguments, device, ["compile_max"], "0"), place
+        )
+        try:
+            bench.start(compilers=1)
+            bench.batches()
+        except AutotuneError:
+            pass
+        finally:
+            bench.stop()
+            free.put(place)
+
+    with ThreadPoolExecutor(len(places) * arguments.compile_ahead) as threads:
+        try:
+            for number, _ in enumerate(threads.map(compile_one, jobs), 1):
+                print(f"compiled {number} of {len(jobs)}", file=sys.stderr)
+        except KeyboardInterrupt:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def for_each(
@@ -175,13 +229,11 @@ def measure(name: str, arguments: argparse.Namespace, device: str, place: Mappin
         device: "cpu" or "cuda".
         place: Environment variables of the processes.
     """
-    database = arguments.dbs / f"{name}.db"
-    database.parent.mkdir(parents=True, exist_ok=True)
-    model = ["--model", NETWORKS[name], *(["--input", arguments.input] if arguments.input else [])]
+    database = database_of(name, arguments)
     batches = ["--batch", ",".join(map(str, arguments.batch))]
     entry: dict[str, Any] = {}
     variants = [one for one in VARIANTS if one != "compile_max" or not arguments.skip_max_autotune]
-    options = [*model, "--device", device, "--only", ",".join(variants), "--seconds", arguments.seconds]
+    options = _options(name, arguments, device, variants, arguments.seconds)
     benches = [_Bench(batch, database, options, place) for batch in arguments.batch]
     try:
         if device == "cuda":
@@ -192,7 +244,17 @@ def measure(name: str, arguments: argparse.Namespace, device: str, place: Mappin
         if not arguments.no_tune:
             started = time.monotonic()
             arch = "cpu" if device == "cpu" else "auto"
-            tune = ("tune", *model, *batches, "--arch", arch, "--db", str(database), "--budget", arguments.budget)
+            tune = (
+                "tune",
+                *_model(name, arguments),
+                *batches,
+                "--arch",
+                arch,
+                "--db",
+                str(database),
+                "--budget",
+                arguments.budget,
+            )
             _run(*tune, report=database.with_suffix(".tune.txt"), place=place)
             entry["tune_seconds"] = round(time.monotonic() - started, 1)
         entry["batches"] = [record for bench in benches for record in bench.batches()]
@@ -202,6 +264,22 @@ def measure(name: str, arguments: argparse.Namespace, device: str, place: Mappin
         for bench in benches:
             bench.stop()
     return entry
+
+
+def database_of(name: str, arguments: argparse.Namespace) -> Path:
+    """Return the path of a network's database, in a folder that exists."""
+    arguments.dbs.mkdir(parents=True, exist_ok=True)
+    return Path(arguments.dbs / f"{name}.db")
+
+
+def _model(name: str, arguments: argparse.Namespace) -> list[str]:
+    return ["--model", NETWORKS[name], *(["--input", arguments.input] if arguments.input else [])]
+
+
+def _options(name: str, arguments: argparse.Namespace, device: str, variants: Sequence[str], seconds: str) -> list[str]:
+    """Return the options of `autotune bench` for some variants of a network, each timed for some seconds."""
+    only = ["--only", ",".join(variants), "--seconds", seconds]
+    return [*_model(name, arguments), "--device", device, *only]
 
 
 class _Bench:
