@@ -3,7 +3,8 @@ the tools of compute-sanitizer."""
 
 import pytest
 import sanitizer
-from random_kernels import SIZES, Sample, wrong
+from random_kernels import Sample, wrong
+from random_sizes import SIZES
 
 pytestmark = pytest.mark.gpu
 

@@ -8,7 +8,7 @@ import torch
 from emulator import Emulated
 from kernels import built_paths, candidate_of
 from max_pools import CASES, KINDS, REFUSALS, assert_is_gradient, operands
-from random_kernels import SIZES
+from random_sizes import SIZES
 
 from autotune.core import ProblemError, architecture
 from autotune.families import Kernel, family

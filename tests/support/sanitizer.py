@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from processes import HANG
-from random_kernels import SIZES
+from random_sizes import SIZES
 from repository import ROOT
 
 PROGRAM = "compute-sanitizer"

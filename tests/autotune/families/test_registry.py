@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import islice
 
 import pytest
-from random_kernels import SIZES
+from random_sizes import SIZES
 
 from autotune.core import ARCHITECTURES, UnknownNameError, architecture
 from autotune.families import DEVICE_IMAGE, PERMISSIONS, SHARED_LIBRARY, families, family, serving
