@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -114,6 +115,17 @@ def gpu_numbers(text: str) -> list[int]:
     if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
         raise argparse.ArgumentTypeError(f"'{text}' is no list of different numbers such as 0,1,2")
     return numbers
+
+
+def require_gpus(numbers: Sequence[int], count: int) -> None:
+    """Check the numbers that --devices gives; raises AutotuneError if a GPU is absent.
+
+    Args:
+        numbers: The numbers.
+        count: The number of GPUs that torch sees.
+    """
+    if absent := [number for number in numbers if number >= count]:
+        raise AutotuneError(f"--devices {absent[0]}: torch sees {count} GPUs, which are numbered from 0")
 
 
 def percent(text: str) -> float:

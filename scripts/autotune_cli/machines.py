@@ -15,7 +15,7 @@ from autotune.codegen import BuildBatch, StartBatch
 from autotune.core import Architecture, AutotuneError, Deadline, DeviceKind, architecture, of_capability
 from autotune.measure import ChildProcess, StartChild, Timing, Worker
 from autotune.tuner import Bench
-from autotune_cli.command_line import Group, gpu_numbers
+from autotune_cli.command_line import Group, gpu_numbers, require_gpus
 
 MIN_CORES = 8
 """Cores for each GPU from which on its measuring process gets one that compilers do not use."""
@@ -136,8 +136,7 @@ def _arch(name: str, kind: DeviceKind) -> Architecture:
 def _here(numbers: Sequence[int] | None) -> list[MeasuringDevice]:
     """Return the devices of this machine with these numbers; the first GPU, or the CPU, where none are given."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if numbers and (absent := [number for number in numbers if number >= count]):
-        raise AutotuneError(f"--devices {absent[0]}: torch sees {count} GPUs, which are numbered from 0")
+    require_gpus(numbers or (), count)
     names = [f"cuda:{number}" for number in numbers or range(min(1, count))] or ["cpu"]
     return [MeasuringDevice(DeviceKind.of(torch.device(name)), name) for name in names]
 

@@ -82,9 +82,9 @@ def test_processes_see_the_gpu_of_their_place_only(monkeypatch):
     assert [place["CUDA_VISIBLE_DEVICES"] for place in bench_networks.places([0, 1], "cuda")] == ["0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-7")
     assert bench_networks.places([1], "cuda") == [{"CUDA_VISIBLE_DEVICES": "GPU-7"}]
-    with pytest.raises(AutotuneError, match="--devices 2: there are 2 GPUs"):
+    with pytest.raises(AutotuneError, match="--devices 2: torch sees 2 GPUs"):
         bench_networks.places([1, 2], "cuda")
-    with pytest.raises(AutotuneError, match="there are 0 GPUs"):
+    with pytest.raises(AutotuneError, match="torch sees 0 GPUs"):
         bench_networks.places([0], "cpu")
 
 

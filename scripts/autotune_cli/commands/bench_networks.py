@@ -39,7 +39,7 @@ from rich.table import Table
 
 from autotune.core import AutotuneError, require_one_of
 from autotune_cli import chart, networks_chart
-from autotune_cli.command_line import add_device, gpu_numbers, names, positive, sizes, torch_device
+from autotune_cli.command_line import add_device, gpu_numbers, names, positive, require_gpus, sizes, torch_device
 from autotune_cli.commands.bench import PREPARED
 from autotune_cli.record import one_line, provenance, slug, write
 from autotune_cli.speedups import PEERS, Row, mean, rows
@@ -214,8 +214,7 @@ def places(numbers: Sequence[int] | None, device: str) -> list[dict[str, str]]:
     if not numbers:
         return [{}]
     count = torch.cuda.device_count() if device == "cuda" else 0
-    if absent := [number for number in numbers if number >= count]:
-        raise AutotuneError(f"--devices {absent[0]}: there are {count} GPUs to measure on, numbered from 0")
+    require_gpus(numbers, count)
     visible = names(os.environ.get("CUDA_VISIBLE_DEVICES", "")) or [str(number) for number in range(count)]
     return [{"CUDA_VISIBLE_DEVICES": visible[number]} for number in numbers]
 
