@@ -59,6 +59,7 @@ class ForeignKernels:
     def __init__(self, paths: Iterable[Path], target: str) -> None:
         self.kernels: dict[Kernel, ForeignKernel] = {}
         self.rankings: dict[Problem, list[tuple[Kernel, float]]] = {}
+        self._target = target
         self._databases: list[tuple[Reader, dict[int, Kernel]]] = []  # with their current kernels by id
         keys = public_keys(())
         with ExitStack() as stack:
@@ -73,17 +74,22 @@ class ForeignKernels:
         self._open.close()
 
     def plan(self, device: str, network: str) -> tuple[protocols.Plan, Mapping[int, Kernel]] | None:
-        """Return the plan of a network for a device of the same name, of the first database that has one.
+        """Return the plan of a network for a device, of the first database that has one.
+
+        A device of the same name comes first, then any device of the target: what is fast on an H100 is seldom slow on
+        an H200, and settling compares the plan on the device itself.
 
         Returns:
             The plan, and those kernels of its database that can be copied, by their ids there.
         """
-        for database, current in self._databases:
-            row = database.device(device)
-            plan = database.plan(row, network) if row else None
-            if plan:
-                return plan, current
-        return None
+        plans = [
+            (row.name == device, plan, current)
+            for database, current in self._databases
+            for row in database.devices()
+            if row.target == self._target and (plan := database.plan(row, network))
+        ]
+        found = next(iter(sorted(plans, key=lambda one: not one[0])), None)
+        return found and found[1:]
 
     def _read(self, database: Reader, target: str) -> None:
         current: dict[int, Kernel] = {}

@@ -10,6 +10,7 @@ from contextlib import closing
 
 import pytest
 import torch
+from databases import renew_digests
 
 from autotune.core import Deadline
 from autotune.families import family, serving
@@ -379,7 +380,10 @@ def test_kernels_of_another_database_are_copied_instead_of_compiled(tuned, worke
 
 @pytest.mark.process
 @pytest.mark.compile
-def test_the_plan_of_another_database_is_copied_and_its_kernels_are_tried_first(worker, cpu, cpu_target, tmp_path):
+@pytest.mark.parametrize("device", ["the same", "another"])
+def test_the_plan_of_another_database_is_copied_and_its_kernels_are_tried_first(
+    device, worker, cpu, cpu_target, tmp_path
+):
     model = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(16, 8, 3))
     network = capture(model.eval(), (1, 8, 9, 9), "f32")
     layers = {layer.name: str(layer.problem) for layer in network.all_layers}
@@ -401,6 +405,11 @@ def test_the_plan_of_another_database_is_copied_and_its_kernels_are_tried_first(
     plan, _ = tuned_network(tmp_path / "first.db", 8)
     ours = {(text, one) for text, one in plan.items() if one[0].startswith("cpu_")}
     assert ours
+    if device == "another":
+        with closing(sqlite3.connect(tmp_path / "first.db")) as connection:
+            connection.execute("UPDATE device SET name = 'a CPU of the same target'")
+            connection.commit()
+        renew_digests(tmp_path / "first.db")
     with ForeignKernels([tmp_path / "first.db"], cpu_target) as foreign:
         _, tried = tuned_network(tmp_path / "second.db", 1, foreign)
     assert set(tried[: len(ours)]) == ours
