@@ -1,9 +1,11 @@
 """Measure the host time of a training step whose passes are replayed.
 
-The step is compiled for the CPU, and a replay computes nothing, so that what is
-timed is Dynamo, autograd and the code that replays. The variants take turns:
-an autograd function that does nothing, the replays behind AOTAutograd's
-function, and the replays behind the backend's own.
+A replay computes nothing, so that what is timed is Dynamo, autograd and the
+code that replays. The variants take turns: an autograd function that does
+nothing, the replays behind AOTAutograd's function, and the replays behind the
+backend's own. On a GPU autograd runs backward passes in a thread of its own;
+the last column has the time without that thread, by
+torch.autograd.set_multithreading_enabled(False).
 
 Example:
   autotune step-overhead
@@ -23,7 +25,7 @@ from rich.table import Table
 from torch import fx, nn
 
 from autotune.core import AutotuneError
-from autotune_cli.command_line import add_model, positive
+from autotune_cli.command_line import add_device, add_model, positive, torch_device
 from autotune_cli.models import load
 from fused_resnet.training.recording import Run
 from fused_resnet.training.replay import StepReplay
@@ -44,28 +46,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser, "se_resnet9_fixup", in_channels=False)
     parser.add_argument("--batch", type=positive, default=2, metavar="N", help="batch size (default 2)")
     parser.add_argument("--rounds", type=positive, default=40, metavar="N", help="rounds of 50 steps (default 40)")
+    add_device(parser)
 
 
 def main(args: argparse.Namespace) -> None:
-    shape = tuple(args.input) if args.input else None
+    shape, device = tuple(args.input) if args.input else None, torch_device(args.device)
+    threads = (True, False) if device.type == "cuda" else (True,)
     runs = {}
     for variant in VARIANTS:
         model = load(args.model, shape, None)
-        network = model.module.train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        x = torch.randn(args.batch, *model.shape)
+        network = model.module.train().to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        x = torch.randn(args.batch, *model.shape, device=device)
         runs[variant] = repeated(network, step_of(variant, network), x)
     count = len(list(network.parameters()))
-    times: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+    times: dict[tuple[str, bool], list[float]] = {}
     for _ in range(args.rounds):
         for variant, run in runs.items():
-            times[variant].append(run())
+            for threaded in threads:
+                with torch.autograd.set_multithreading_enabled(threaded):
+                    times.setdefault((variant, threaded), []).append(run())
     table = Table(box=None, pad_edge=False)
     table.add_column(f"a step with {count} parameters")
-    for heading in ("median, us", "10 %", "90 %"):
+    for heading in ("median, us", "10 %", "90 %", *(["one thread"] if False in threads else [])):
         table.add_column(heading, justify="right")
-    for variant, found in times.items():
+    for variant, about in VARIANTS.items():
+        found = times[variant, True]
         low, *_, high = statistics.quantiles(found, n=10)
-        table.add_row(VARIANTS[variant], *(f"{1e6 * one:.0f}" for one in (statistics.median(found), low, high)))
+        medians = [statistics.median(times[variant, threaded]) for threaded in threads]
+        table.add_row(about, *(f"{1e6 * one:.0f}" for one in (medians[0], low, high, *medians[1:])))
     Console(highlight=False).print(table)
 
 
