@@ -8,9 +8,9 @@ time; kernels are timed in turns. Several GPUs take one network after the other,
 each with its share of the cores. What Inductor compiled and timed stays in the
 folder of --dbs, so max-autotune, which takes minutes, goes on where an
 interrupted run ended. A process that compiles in this mode keeps one core busy,
-so --compile-ahead first lets several of them fill the caches. The results are a
-table, a chart, and a JSON record. A network that the record holds is measured
-again only if --only names it.
+so --compile-ahead first lets several of them fill Inductor's caches. The
+results are a table, a chart, and a JSON record. A network that the record holds
+is measured again only if --only names it.
 
 Example:
   autotune bench-networks --budget 3m --dbs generated/networks
@@ -56,6 +56,8 @@ NETWORKS = {
 """Name in the table -> value of --model."""
 
 VARIANTS = ("eager", "compile_frozen", "compile_max", "untuned", "fused")
+COMPILED = ("compile_frozen", "compile_max", "untuned")
+"""Those of VARIANTS whose code comes from Inductor alone."""
 METHOD = (
     "each network: `autotune tune` and `autotune bench` in processes of their own; speedup: time of the faster of "
     "torch.compile's modes, both with freezing, over that of FusedResNet, back-to-back calls, medians over "
@@ -82,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compile-ahead",
         type=positive,
         metavar="N",
-        help="before anything is measured, compile all networks in max-autotune, in N processes a GPU at a time",
+        help="before anything is measured, let Inductor compile all networks, in N processes a GPU at a time",
     )
     add_device(parser)
     parser.add_argument(
@@ -126,7 +128,7 @@ def keep(record: dict[str, Any], name: str, entry: Mapping[str, Any], path: Path
 def compile_ahead(
     wanted: Sequence[str], arguments: argparse.Namespace, device: str, places: Sequence[Mapping[str, str]]
 ) -> None:
-    """Let Inductor compile networks in max-autotune for all batch sizes, so that its caches hold them.
+    """Let Inductor compile networks for all batch sizes, so that its caches hold them.
 
     A failure is not reported here: it happens again when the network is measured.
 
@@ -137,6 +139,7 @@ def compile_ahead(
         places: As in `for_each`; each takes arguments.compile_ahead processes at a time.
     """
     jobs = [(name, batch) for batch in arguments.batch for name in wanted]
+    variants = [one for one in _variants(arguments) if one in COMPILED]
     free: SimpleQueue[Mapping[str, str]] = SimpleQueue()
     for place in places * arguments.compile_ahead:
         free.put(place)
@@ -144,9 +147,8 @@ def compile_ahead(
     def compile_one(job: tuple[str, int]) -> None:
         name, batch = job
         place = free.get()
-        bench = _Bench(
-            batch, database_of(name, arguments), _options(name, arguments, device, ["compile_max"], "0"), place
-        )
+        options = _options(name, arguments, device, variants, seconds="0")
+        bench = _Bench(batch, database_of(name, arguments), options, place)
         try:
             bench.start(compilers=1)
             bench.batches()
@@ -231,8 +233,7 @@ def measure(name: str, arguments: argparse.Namespace, device: str, place: Mappin
     database = database_of(name, arguments)
     batches = ["--batch", ",".join(map(str, arguments.batch))]
     entry: dict[str, Any] = {}
-    variants = [one for one in VARIANTS if one != "compile_max" or not arguments.skip_max_autotune]
-    options = _options(name, arguments, device, variants, arguments.seconds)
+    options = _options(name, arguments, device, _variants(arguments), arguments.seconds)
     benches = [_Bench(batch, database, options, place) for batch in arguments.batch]
     try:
         if device == "cuda":
@@ -269,6 +270,10 @@ def database_of(name: str, arguments: argparse.Namespace) -> Path:
     """Return the path of a network's database, in a folder that exists."""
     arguments.dbs.mkdir(parents=True, exist_ok=True)
     return Path(arguments.dbs / f"{name}.db")
+
+
+def _variants(arguments: argparse.Namespace) -> list[str]:
+    return [one for one in VARIANTS if one != "compile_max" or not arguments.skip_max_autotune]
 
 
 def _model(name: str, arguments: argparse.Namespace) -> list[str]:
