@@ -105,7 +105,7 @@ def test_compiling_ahead_leaves_what_the_measurement_needs(tmp_path, monkeypatch
     monkeypatch.setitem(bench_networks.NETWORKS, "small", f"{tmp_path / 'net.py'}:net")
     path = tmp_path / "networks.json"
     where = ["--device", "cpu", "--input", "3,16,16", "--dbs", str(tmp_path / "dbs"), "--out", str(path)]
-    words = ["--only", "small", "--batch", "1,2", "--budget", "2s", "--seconds", "0", "--compile-ahead", "2", *where]
+    words = ["--only", "small", "--batch", "1", "--budget", "2s", "--seconds", "0", "--compile-ahead", "2", *where]
     cached = []
     measure = bench_networks.measure
 
@@ -115,6 +115,6 @@ def test_compiling_ahead_leaves_what_the_measurement_needs(tmp_path, monkeypatch
 
     monkeypatch.setattr(bench_networks, "measure", seen)
     assert run_command("bench-networks", words, "autotune bench-networks") == 0
-    assert {one.relative_to(tmp_path / "dbs").parts[0] for one in cached} == {"small.inductor-1", "small.inductor-2"}
-    assert "compiled 2 of 2" in capsys.readouterr().err
-    assert all(row.peers["max-autotune"] > 0 for row in speedups.rows(json.loads(path.read_text())))
+    assert cached and "compiled 1 of 1" in capsys.readouterr().err
+    (row,) = speedups.rows(json.loads(path.read_text()))
+    assert row.peers["max-autotune"] > 0
