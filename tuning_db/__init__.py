@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuning_db.errors import DatabaseError
 from tuning_db.launch import launch_text
-from tuning_db.reader import reader
+from tuning_db.reader import Reader, reader
 from tuning_db.signature import public_keys
 
 if TYPE_CHECKING:
@@ -15,8 +15,21 @@ __all__ = ["DatabaseError", "Store", "launch_text", "public_keys", "reader", "sh
 
 
 def shipped_databases() -> list[Path]:
-    """Return the databases that this package brings along, in alphabetical order."""
-    return sorted(Path(__file__).parent.glob("*_h?00.db"))  # they are named after the GPU that they were tuned on
+    """Return the databases that this package brings along, in alphabetical order.
+
+    If the environment names trusted keys, those that none of them signed are left out.
+    """
+    found = sorted(Path(__file__).parent.glob("*_h?00.db"))  # they are named after the GPU that they were tuned on
+    keys = public_keys(())
+    return [path for path in found if _is_signed(path, keys)] if keys else found
+
+
+def _is_signed(path: Path, keys: tuple[str, ...]) -> bool:
+    try:
+        with Reader(path, keys):
+            return True
+    except DatabaseError:
+        return False
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from databases import CONV, fill, renew_digests, rows
 from repository import ROOT
 
-from tuning_db import DatabaseError, Store, json_export, reader, signature
+from tuning_db import DatabaseError, Store, json_export, reader, shipped_databases, signature
 from tuning_db.merge import merge_into
 from tuning_db.reader import Reader
 from tuning_db.signature import TRUSTED, generate, private_key, public_key
@@ -85,6 +85,12 @@ def test_keys_are_files_their_text_or_base64(signed, key, tmp_path, monkeypatch)
     reader(path, [pem]).__exit__()
     with pytest.raises(DatabaseError, match="no valid signature by a key that you trust"):
         reader(path)
+
+
+def test_shipped_databases_that_no_trusted_key_signed_are_left_out(key, monkeypatch):
+    assert shipped_databases()
+    monkeypatch.setenv(TRUSTED, str(key.with_name("key.pem.pub")))
+    assert not shipped_databases()
 
 
 def test_a_new_key_is_private_and_replaces_nothing(key):
