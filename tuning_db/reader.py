@@ -122,6 +122,11 @@ class Reader:
     def __exit__(self, *_: object) -> None:
         self._connection.close()
 
+    @property
+    def has_digests(self) -> bool:
+        """Whether rows are compared with digests that were stored with them; files of older schemas have none."""
+        return self._has_digests
+
     def devices(self) -> Sequence[_Device]:
         """Return all devices."""
         return self._devices
@@ -310,10 +315,13 @@ class Reader:
         return f"{table}.digest" if self._has_digests else "NULL"
 
     def _whole(self, table: str, number: int, stored: str | None, make: Callable[[], tuple[Made, str]]) -> Made:
-        """Return a row that `make` decodes, after comparing its digest with the one stored, or those signed."""
+        """Return a row that `make` decodes, after comparing its digest with the one stored, and with those signed.
+
+        If it were compared with those signed alone, the newest plan and an older one could change places.
+        """
         row, digest = self._checked(table, number, make)
-        accepted = (stored,) if self._signed is None else self._signed
-        if self._has_digests and digest not in accepted:
+        signed = self._signed is None or digest in self._signed
+        if self._has_digests and not (signed and digest == stored):
             raise row_digests.damaged(self.name, table, number)
         return row
 

@@ -110,7 +110,8 @@ class RemoteChild:
             relay, self._channel, self._num_sent = self._host.relay(), uuid.uuid4().hex, 0
             try:
                 started = relay.start(self._channel, self._module, self._arguments)
-                self._wait(started, START_SECONDS)
+                if not self._wait(started, START_SECONDS):
+                    raise WorkerError(f"no answer within {START_SECONDS:g} s")
                 self._pid = started.result()
                 break
             except (Exception, CancelledError) as error:  # a transport's errors have no common base
@@ -146,12 +147,17 @@ class RemoteChild:
         if relay is None or not self._answers:
             self.stop()
             return Ended("crashed", "the process was stopped", killed=relay is not None)
+        answer = self._answers[0]
         try:
-            if not self._wait(self._answers[0], deadline):
+            if not self._wait(answer, deadline):
                 return self._missed(relay, deadline)
-            message = self._answers.popleft().result()
+            message = answer.result()
         except (Exception, CancelledError) as error:
-            return self._lost(f"the machine was lost: {_words(error)}")
+            if self._relay is relay:
+                return self._lost(f"the machine was lost: {_words(error)}")
+        if self._relay is not relay:  # another thread has stopped it
+            return Ended("crashed", "the process was stopped")
+        self._answers.popleft()
         if isinstance(message, Ended):
             self.stop()
         return message

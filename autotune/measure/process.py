@@ -110,7 +110,7 @@ class ChildProcess:
                 self.stop()
                 return Ended("timed_out", f"no answer within {deadline:g} s")
             return connection.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # also in the middle of a message
             code = process.wait()
             killed = code == -signal.SIGKILL and self._process is process  # else `stop` was called
             self.stop()

@@ -187,11 +187,11 @@ class Workload:
         guards = [torch.stack((whole[:_GUARD], whole[-_GUARD:])) for whole in self._guarded.values()]
         guarded = torch.stack([(guard == _GUARD_BYTE).all() for guard in guards])
         intact = torch.cat([guarded, self._checksums() == self._sums]).tolist()  # the only wait for the device
+        changed = [name for name, same in zip(self._read_only(), intact[len(guards) :], strict=True) if not same]
+        self.corrupted_inputs |= bool(changed)  # also if a write beyond an output went on into another tensor
         for name, same in zip(self._guarded, intact, strict=False):
             if not same:
                 return f"bytes around {name} were overwritten"
-        changed = [name for name, same in zip(self._read_only(), intact[len(guards) :], strict=True) if not same]
-        self.corrupted_inputs = bool(changed)
         return f"{', '.join(changed)} was overwritten" if changed else None
 
     def copy_outputs(self) -> dict[str, torch.Tensor]:
@@ -282,13 +282,13 @@ def _fault(difference: torch.Tensor, expected: torch.Tensor, error: float, accur
         accuracy: A key of TOLERANCE.
         slack: The errors of floating-point results may be this many times the tolerances.
     """
-    if error > slack * TOLERANCE[accuracy]:
+    if not error <= slack * TOLERANCE[accuracy]:  # nothing is right beside a reference with NaN
         return f"a relative error of {error:.2e}"
     rms, most = expected.norm() / math.sqrt(expected.numel()), slack * ELEMENT_TOLERANCE[accuracy]
     if bool(_largest(difference) <= most * rms):  # so it is for a right kernel, and needs one pass over the tensor
         return None
     element = float((difference.abs() / (expected.abs() + rms)).max())
-    return f"an element with a relative error of {element:.2e}" if element > most else None
+    return None if element <= most else f"an element with a relative error of {element:.2e}"
 
 
 def _largest(values: torch.Tensor) -> torch.Tensor:

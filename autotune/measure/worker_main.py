@@ -79,7 +79,7 @@ def _read_ahead(connection: Connection) -> SimpleQueue[Request | None]:
 
     def read() -> None:
         try:
-            with suppress(EOFError, ConnectionResetError):
+            with suppress(EOFError, OSError):
                 while True:
                     requests.put(connection.recv())
         finally:

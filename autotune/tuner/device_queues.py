@@ -135,12 +135,20 @@ class DeviceQueues:
         for queue in list(self._queues):
             try:
                 queue.collect()
-                waiting = self._waiting[queue]
-                while waiting and queue.room:
-                    queue.submit(waiting[0])
-                    waiting.popleft()
+                self._submit_waiting(queue)
             except WorkerError as error:
                 self._lose(queue, error)
+
+    def _submit_waiting(self, queue: TrialQueue) -> None:
+        """Submit the trials that wait for a device, as long as it has room. A submission may add further trials."""
+        waiting = self._waiting[queue]
+        while waiting and queue.room:
+            wanted = waiting.popleft()
+            try:
+                queue.submit(wanted)
+            except WorkerError:
+                waiting.appendleft(wanted)
+                raise
 
     def _lose(self, lost: TrialQueue, error: WorkerError) -> None:
         """Spread the problems over the devices that are left, one of which takes over the trials of the lost one.

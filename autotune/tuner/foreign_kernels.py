@@ -124,5 +124,5 @@ def kernel_of(row: KernelRow | protocols.Kernel) -> Kernel | None:
         if list(config) != [parameter.name for parameter in family(row.family).parameters]:
             return None
         return Kernel.of(row.family, config, row.dtype, Epilogue.parse(row.epilogue), row.target)
-    except AutotuneError:
+    except (AutotuneError, TypeError, ValueError):  # or its text is no config
         return None

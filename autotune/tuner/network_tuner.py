@@ -174,7 +174,7 @@ def tune_network_plan(
     recorder.best_us = saved.median_us if saved else math.inf
     recorder.torch_us = {str(plan.sequence(network)[0].candidate): us for plan, us in whole if us is not None}
     for plan, us in whole:
-        if us is not None:
+        if us is not None and saved is None:  # else a run that ends now keeps the plan in use
             recorder.record_if_faster(plan, _result(us))
     winners = PlanState({}).with_assignments(
         LayerAssignment(name, each[0].candidate) for name, each in known.items() if each
@@ -183,7 +183,8 @@ def tune_network_plan(
     if first_results is None:
         tell(f"the plan of the network is not tuned: its fastest kernels do not run together: {timer.fault}")
         return recorder.row
-    recorder.record_if_faster(winners, first_results[0])  # for a run that ends before the comparisons
+    if saved is None:
+        recorder.record_if_faster(winners, first_results[0])  # for a run that ends before the comparisons
     parts = network.without_whole
     starts = [
         winners,

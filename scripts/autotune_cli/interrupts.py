@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
+BY_SIGNAL = 128
+"""Exit codes above this one say that a signal has ended a command."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STDOUT, _STDERR = 1, 2
 
@@ -28,20 +30,20 @@ class Interrupted(KeyboardInterrupt):
 
 def exit_code(interrupt: KeyboardInterrupt) -> int:
     """Return the exit code of a command that a signal has ended."""
-    return 128 + (interrupt.number if isinstance(interrupt, Interrupted) else signal.SIGINT)
+    return BY_SIGNAL + (interrupt.number if isinstance(interrupt, Interrupted) else signal.SIGINT)
 
 
 def sentence(code: int) -> str:
     """Return what a command with this exit code prints."""
-    number = code - 128
+    number = code - BY_SIGNAL
     return "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
 
 
 def exit_now(number: int, _: FrameType | None = None) -> NoReturn:
     """Exit at once: a handler for the time in which modules are imported, where an exception may be swallowed."""
     replace_lost_terminal()
-    os.write(_STDERR, f"{sentence(128 + number)}\n".encode())
-    os._exit(128 + number)
+    os.write(_STDERR, f"{sentence(BY_SIGNAL + number)}\n".encode())
+    os._exit(BY_SIGNAL + number)
 
 
 def interrupt(number: int, _: FrameType | None = None) -> NoReturn:

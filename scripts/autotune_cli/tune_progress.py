@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -72,7 +73,7 @@ class LiveProgress(Events):
 
     def note(self, text: str) -> None:
         """Print a message and the time that is left."""
-        self._console.print(f"[dim]{self._deadline.elapsed:5.0f} s, {self._left()}[/]  {text}")
+        self._console.print(f"[dim]{self._deadline.elapsed:5.0f} s, {self._left()}[/]  {escape(text)}")
 
     def parts(self) -> str:
         """Return the stages with their durations up to now."""

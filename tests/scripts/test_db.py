@@ -288,3 +288,29 @@ def test_a_url_is_read_and_not_written(two, tmp_path):
     for arguments in (("sign", "--key", key, url), ("import", tmp_path / "b.json", url), ("sync", url, two[1])):
         assert_error(script("db", *arguments, **variables), "a.db is a URL, which is only read")
     assert_error(script("db", "info", two[0].as_uri(), **variables), "append #sha256=DIGEST", "sha256sum")
+
+
+def test_verify_says_that_an_older_schema_has_no_digests(tmp_path):
+    path = shutil.copy(ROOT / "tests" / "data" / "schema_1.db", tmp_path)
+    done = script("db", "verify", path)
+    assert done.returncode == 0, done.stderr
+    assert "no digests to compare" in done.stdout and "as they were stored" not in done.stdout
+
+
+def test_texts_of_a_database_are_no_markup(tuned_db, tmp_path):
+    path = shutil.copy(tuned_db, tmp_path)
+    with Store.create(path) as store:
+        known = store.measurements(store.devices()[0], store.problems()[0].text)[0]
+        which = {"device_id": known.device_id, "problem_id": known.problem_id, "kernel_id": known.kernel_id}
+        result = {"status": "crashed", "error": "[/tmp/x.so] [enforce fail]", "relative_error": None, "median_us": None}
+        details = {"spread_us": None, "samples_us": [], "final": False, "details": {}}
+        store.put_measurement(**which, launch={"walk": 77}, **result, **details)
+    done = script("db", "list", path, "--most", 100, COLUMNS="240")
+    assert done.returncode == 0 and "[/tmp/x.so] [enforce fail]" in done.stdout, done.stderr
+
+
+def test_kernels_of_a_server_are_refused_without_its_password():
+    address = "postgresql+psycopg://me:secret@host/db"
+    done = script("tune", "--arch", "cpu", "--problem", "gemm m=4 n=8 k=8 dtype=f32", "--from-db", address)
+    assert_error(done, "is on a server", "me:***@host")
+    assert "secret" not in done.stderr

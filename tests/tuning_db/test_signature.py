@@ -271,3 +271,20 @@ def test_a_key_is_a_secret_of_its_owner(signed):
         store.put_signature(public, value)
     with pytest.raises(DatabaseError, match="no valid signature"):
         reader(path, [public])
+
+
+def test_signed_plans_that_changed_places_are_refused(key, tmp_path):
+    path = tmp_path / "plans.db"
+    with Store.create(path) as store:
+        fill(store, 1)
+        device = store.devices()[0]
+        for us in (100.0, 50.0):
+            store.put_plan(device_id=device.id, network="net", median_us=us, spread_us=0.0, choices=[], details={})
+    public = sign(path, key)
+    with Reader(path, [public]) as signed:
+        assert signed.plan(signed.device(device.name), "net").median_us == 50
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE plan SET median_us = 150 - median_us")
+        connection.commit()
+    with Reader(path, [public]) as signed, pytest.raises(DatabaseError, match="damaged or was changed"):
+        signed.plan(signed.device(device.name), "net")

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from autotune.codegen import KernelResources
@@ -118,12 +119,12 @@ def listing(store: Store, console: Console, most: int) -> None:
             measurements = store.measurements(device, row.text)
             if not measurements:
                 continue
-            console.print(f"[bold]{_short_name(row.text)}[/]  {row.text}", highlight=False)
+            console.print(f"[bold]{escape(_short_name(row.text))}[/]  {escape(row.text)}", highlight=False)
             for measurement in measurements[:most]:
                 time = f"{measurement.median_us:9.2f} us" if measurement.median_us else f"{measurement.status:>12}"
-                mark = "final" if measurement.final else measurement.error or ""
+                mark = "final" if measurement.final else escape(measurement.error or "")
                 needs = _needs(resources.of(measurement.kernel))
-                console.print(f"  {time}  {format_config(measurement)}{needs}  {mark}", highlight=False)
+                console.print(f"  {time}  {escape(format_config(measurement))}{needs}  {mark}", highlight=False)
 
 
 def _needs(resources: KernelResources | None) -> str:
@@ -154,7 +155,8 @@ def compare(store: Store, other: Store, console: Console) -> None:
         table.add_row(name, str(count.first), str(count.both), str(count.second))
     console.print(table)
     for device, problem, mine, its in diff.winners(store, other):
-        console.print(f"\n[bold]{_short_name(problem)}[/] on {device}: {problem}", highlight=False)
+        about = f"[bold]{escape(_short_name(problem))}[/] on {escape(device)}: {escape(problem)}"
+        console.print(f"\n{about}", highlight=False)
         for at, winner in (("first", mine), ("second", its)):
             console.print(f"  {at:>6}  {_winner(winner)}", highlight=False)
 
@@ -228,10 +230,15 @@ def verify(place: Location, keys: Sequence[str], console: Console) -> None:
     trusted = signature.public_keys(keys)
     name = remote.name_of(place) if is_remote(place) else str(place)
     with Reader(_file(place), trusted, name) as reader:
-        counts = reader.check_all()
+        counts, compared = reader.check_all(), reader.has_digests
+    what = (
+        "all rows are as they were stored"
+        if compared
+        else "all rows can be decoded, and this older schema has no digests to compare (db.py merge it into a new file)"
+    )
     rows = ", ".join(f"{table} {count}" for table, count in counts.items())
     signed = "signed by a key that you trust" if trusted else "no key was given, so no signature was checked"
-    console.print(f"{name}: all rows are as they were stored ({rows}); {signed}", highlight=False, soft_wrap=True)
+    console.print(f"{name}: {what} ({rows}); {signed}", highlight=False, soft_wrap=True)
 
 
 def _file(place: Location) -> Path:
@@ -244,7 +251,7 @@ def _file(place: Location) -> Path:
 
 
 def _winner(row: Measurement | None) -> str:
-    return f"{row.median_us:9.2f} us  {format_config(row)}" if row else "not timed"
+    return f"{row.median_us:9.2f} us  {escape(format_config(row))}" if row else "not timed"
 
 
 def _short_name(problem: str) -> str:

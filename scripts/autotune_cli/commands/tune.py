@@ -58,15 +58,16 @@ from autotune_cli.command_line import (
     positive,
     seconds,
 )
-from autotune_cli.interrupts import exit_code
+from autotune_cli.interrupts import BY_SIGNAL, exit_code
 from autotune_cli.machines import DeviceGroup, Machines, add_machines, machines
 from autotune_cli.problem_usage import usage
 from autotune_cli.tune_progress import LiveProgress
 from autotune_cli.tune_request import num_requests, tune_requests
 from fused_resnet.model_source import PRECISIONS
 from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS
-from tuning_db import Store, shipped_databases
-from tuning_db.location import Location, file_of
+from tuning_db import DatabaseError, Store, shipped_databases
+from tuning_db.location import Location, file_of, is_address
+from tuning_db.postgres_backend import name_of
 
 SUMMARY_SHARE, SUMMARY_SECONDS = 0.05, 10.0
 """Share of the budget, and most seconds, that are kept for the summary, closing the database and ending processes."""
@@ -248,7 +249,12 @@ def main(args: argparse.Namespace) -> int:
         budget = args.budget or num_requests(args) * sum(group.bench.budget for group in found.groups)
         work = Deadline.after(budget, args.started).before(min(SUMMARY_SECONDS, SUMMARY_SHARE * budget))
         left = [work.share(1 / (len(found.groups) - place)) for place in range(len(found.groups) - 1)] + [work]
-        return max(_tune_group(args, found, *one, timing) for one in zip(found.groups, left, strict=True))
+        code = 0
+        for group, deadline in zip(found.groups, left, strict=True):
+            code = max(code, _tune_group(args, found, group, deadline, timing))
+            if code > BY_SIGNAL:  # it was ended
+                break
+        return code
 
 
 def _tune_group(
@@ -274,7 +280,15 @@ def _tune_group(
 
 
 def _files(databases: Sequence[Location]) -> list[Path]:
-    """Return the files of the databases that --from-db names; a URL is fetched."""
+    """Return the files of the databases that --from-db names; a URL is fetched.
+
+    Raises:
+        DatabaseError: A database is on a server.
+    """
+    if on_servers := [place for place in databases if is_address(place)]:
+        raise DatabaseError(
+            f"--from-db takes files, and {name_of(on_servers[0])} is on a server: pack it into a file by db.py pack"
+        )
     return [file_of(place) for place in databases if str(place) != "none"]
 
 

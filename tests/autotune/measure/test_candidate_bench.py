@@ -275,3 +275,33 @@ def test_a_kernel_with_another_epilogue_comes_out_as_wrong(cpu_kernel):
     kernel = cpu_kernel("cpu_avg_pool2d", {"block_c": 8}, "mul_scalar")
     result = CandidateBench(problem, DEVICE).run(candidate_of(kernel, built_paths([kernel])[kernel], {"threads": 1}))
     assert result.status == "wrong" and "relative error" in result.error and result.median_us is None
+
+
+class Writes:
+    """A step that writes the right result, and then what it is told."""
+
+    def __init__(self, case, more=lambda: None):
+        self.case, self.more = case, more
+
+    def run(self, stream=0):
+        self.case.tensors["y"].copy_(self.case.expected["y"])
+        self.more()
+
+
+def test_a_write_beyond_an_output_that_reaches_an_input_is_noticed_as_both():
+    case = CandidateBench(parse("conv2d n=1 h=4 w=4 c=8 k=8 dtype=f32"), CPU, seed=1)
+
+    def beyond():
+        case._guarded["y"][-1:].fill_(0)
+        case.tensors["x"].view(-1)[0] += 1
+
+    assert case.verify(Writes(case))[1] is None and not case.corrupted_inputs
+    assert "bytes around y" in case.verify(Writes(case, beyond))[1]
+    assert case.corrupted_inputs, "the next kernel would be blamed for the input"
+
+
+def test_nothing_is_right_beside_a_reference_with_nan():
+    case = CandidateBench(parse("conv2d n=1 h=4 w=4 c=8 k=8 dtype=f32"), CPU, seed=1)
+    case.expected["y"].view(-1)[0] = torch.nan
+    case._sums = case._checksums()
+    assert case.verify(Writes(case, lambda: case.tensors["y"].fill_(12345.0)))[1]

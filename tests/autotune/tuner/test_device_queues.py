@@ -125,3 +125,17 @@ def test_a_device_that_is_slow_does_not_hold_up_the_others(store):
         os.kill(first.pid, signal.SIGCONT)
         trials.drain()
         assert ended == [fast] + 6 * [slow]
+
+
+def test_a_trial_that_was_made_before_may_ask_for_others(store):
+    problem, told = PROBLEMS[0], []
+    with Worker("cpu") as first, Worker("cpu") as second:
+        device, trials = queues(store, [first, second], Progress())
+        store.put_problem(str(problem))
+        made, other = operator_rows(store, problem, cpu_targets()[0], torch.__version__)
+        trials.submit(WantedTrial(problem, made))
+        trials.drain()
+        next_one = WantedTrial(problem, other, on_done=told.append)
+        trials.submit(WantedTrial(problem, made, on_done=lambda _: trials.submit(next_one)))
+        trials.drain()
+    assert len(told) == 1 and len(store.measurements(device, str(problem))) == 2
