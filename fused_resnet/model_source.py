@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
+import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
@@ -14,6 +17,7 @@ from autotune.core import CaptureError, of_capability, require_one_of
 from autotune.ir import BYTE_FORMATS, BYTE_PRECISIONS, E4M3, S8, TENSOR_DTYPES, CallerTensor, Network, dtype_name
 from autotune.runtime.engine import StateWatch
 from fused_resnet.arguments import ONE_TENSOR, Signature, check_arguments
+from fused_resnet.dynamo_graph import DynamoGraph
 from fused_resnet.guards import Guards, guards
 from fused_resnet.networks import se_resnet9_fixup, se_resnet9_fixup_layers
 from fused_resnet.result import Result
@@ -36,6 +40,12 @@ PRODUCTS = {TF32: TF32, **{name: form.dtype for name, form in BYTE_PRECISIONS.it
 """Precision -> the dtype of its products."""
 CALIBRATED = " or ".join(f"precision='{name}'" for name in BYTE_PRECISIONS)
 """The precisions that need a calibration, for messages."""
+
+
+class _Exporting:
+    """Holds the lock of torch.export, which is not thread-safe."""
+
+    lock = threading.Lock()
 
 
 class ModelSource(Protocol):
@@ -268,6 +278,7 @@ class Captured:
 
     def _trace(self, signature: Signature) -> CapturedModule:
         from fused_resnet.capture import capture_module
+        from fused_resnet.capture.trace import tracing
         from fused_resnet.quantization.byte_rewrite import capture_module_bytes
 
         check_arguments(self.module, signature.arguments)
@@ -276,7 +287,10 @@ class Captured:
             raise InputError(f"precision='{self.precision}' is for models with one input, and a call has {signature}")
         own = next((one.dtype for one in self.module.parameters() if one.is_floating_point()), torch.float32)
         problem_dtype = _problem_dtype(dtype_name(signature.dtype or own), self.precision)
-        with ThreadPoolExecutor(1) as untraced:  # a tracer that is active here changes torch for its thread only
+        # Dynamo holds a lock of its own, and calls this with a graph, which takes no torch.export.
+        is_exported = not (tracing.get() or isinstance(self.module, DynamoGraph))
+        # A tracer that is active here changes torch for its thread only.
+        with _Exporting.lock if is_exported else nullcontext(), ThreadPoolExecutor(1) as untraced:
             if form is None or self.scales is None:
                 return untraced.submit(capture_module, self.module, signature, problem_dtype).result()
             return untraced.submit(
@@ -369,3 +383,11 @@ def _structure(module: nn.Module) -> dict[str, str]:
     """Return the kind of each submodule and the shape of each tensor in words, by name."""
     parts = {name: f"a {type(part).__name__}" for name, part in module.named_modules() if name}
     return parts | {name: f"of shape {tuple(tensor.shape)}" for name, tensor in module.state_dict().items()}
+
+
+def _after_fork() -> None:
+    """Replace the lock in a forked process: one that another thread of the parent held is never released there."""
+    _Exporting.lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

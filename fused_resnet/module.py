@@ -188,6 +188,8 @@ class FusedResNet(nn.Module):
         if len(args) == 1 and not kwargs and self._is_plain() and not torch_op.is_traced(args[0]):
             x, cache = args[0], self._cache
             if not x.requires_grad and (y := cache.calls.run(x, out)) is not None:
+                if out is not None:
+                    _tell_change(out)
                 if cache.bare:
                     return y
                 memory_format = self.memory_format if out is None else torch.channels_last
@@ -265,9 +267,20 @@ class FusedResNet(nn.Module):
             inputs, arguments, [out if results[0] is out else out.copy_(results[0])], torch.channels_last
         )
 
+    def train(self, mode: bool = True) -> FusedResNet:
+        """Set the mode of this module and its submodules, which are those of the plain network; return this module."""
+        set_mode: Callable[[bool], object] = super().train
+        set_mode(mode)
+        self._plain.training = mode
+        return self
+
     def _training(self, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
-        """Return the plain network in training mode: compiled, with tuned convolutions, if the database has any."""
-        plain, x = self._plain.train(), inputs[0]
+        """Return the plain network in training mode: compiled, with tuned convolutions, if the database has any.
+
+        Its submodules keep their modes: some, such as frozen batch norms, may be in eval mode.
+        """
+        plain, x = self._plain, inputs[0]
+        plain.training = True  # a capture for eval mode may have changed it
         if torch_op.is_traced(x) or not torch.is_grad_enabled():
             return plain
         if x.device not in self._trainable:
@@ -318,8 +331,12 @@ class FusedResNet(nn.Module):
             if x.requires_grad:
                 torch_op.refuse_gradient(x)
         if arguments == ONE_TENSOR and (y := self._cache.calls.run(inputs[0], out)) is not None:
-            return [y]
-        return self._run_slow(inputs, arguments, out)
+            results = [y]
+        else:
+            results = self._run_slow(inputs, arguments, out)
+        if out is not None and results[0] is out:
+            _tell_change(out)
+        return results
 
     def _run_slow(self, inputs: Sequence[torch.Tensor], arguments: str, out: torch.Tensor | None) -> list[torch.Tensor]:
         """Run inputs that the engine's fast path does not know or cannot take."""
@@ -416,12 +433,15 @@ class FusedResNet(nn.Module):
 
         Needed only after a change of weights that autograd does not record, such as through `.data`.
         """
-        self._discard(self._cache)
+        self._discard(self._cache, although_unchanged=True)
 
-    def _discard(self, cache: CallCache) -> None:
-        """Replace a cache by an empty one, unless another thread has done so."""
+    def _discard(self, cache: CallCache, *, although_unchanged: bool = False) -> None:
+        """Replace a cache by an empty one, unless another thread has done so, or its state has only seemed changed.
+
+        It seems so while another thread captures the plain network, which is done before that releases the lock.
+        """
         with self._lock:  # a plan that another thread binds now, with the old weights, must be among those discarded
-            if self._cache is not cache:
+            if self._cache is not cache or not (although_unchanged or not cache.state.unchanged()):
                 return
             self._cache = CallCache(self)
         cache.close()
@@ -560,6 +580,12 @@ def _empty(x: torch.Tensor, shape: Sequence[Any], dtype: torch.dtype) -> torch.T
         return x.new_empty(shape, dtype=dtype)
     _, k, p, q = shape
     return x.new_empty_strided(shape, (p * q * k, 1, q * k, k), dtype=dtype)
+
+
+def _tell_change(out: torch.Tensor) -> None:
+    """Tell autograd that a tensor was written, as torch's operators do."""
+    if not out.is_inference():  # these have no version
+        torch.autograd.graph.increment_version(out)
 
 
 def _first(module: nn.Module, x: torch.Tensor) -> torch.Tensor:

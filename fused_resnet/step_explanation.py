@@ -133,7 +133,7 @@ def explain_step(
                 f"{winners.database} has no kernel for a gradient by a weight, so that the plain network runs in "
                 "training mode: tune one with scripts/tune.py --train"
             )
-        return _explained(model._plain.train(), inputs, winners)
+        return _explained(model._plain, inputs, winners)
     return _explained(model, inputs, Winners(database(tuning_db)))
 
 

@@ -129,7 +129,7 @@ def bind(
 def _cudnn(problem: Problem) -> AbstractContextManager[None]:
     """Keep cuDNN from rounding the factors of a float32 problem to TF32."""
     cudnn = torch.backends.cudnn
-    return cudnn.flags(enabled=True, benchmark=cudnn.benchmark, allow_tf32=problem.dtype != "f32")
+    return cudnn.flags(True, cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=problem.dtype != "f32")
 
 
 def _factors(problem: Problem) -> torch.dtype:

@@ -123,7 +123,12 @@ def bind(
     cudnn = torch.backends.cudnn
 
     def run_on_gpu(late: Tensors) -> None:
-        with cudnn.flags(enabled=True, benchmark=cudnn.benchmark, allow_tf32=problem.dtype != "f32"):
+        with cudnn.flags(
+            enabled=True,
+            benchmark=cudnn.benchmark,
+            deterministic=cudnn.deterministic,
+            allow_tf32=problem.dtype != "f32",
+        ):
             run(late)
 
     return run_on_gpu

@@ -145,9 +145,10 @@ class ExecutionContext:
         except torch.OutOfMemoryError:
             raise  # it may work when there is memory again
         except RuntimeError as error:  # such as a layer that reads a value on the host
+            reason = (str(error).splitlines() or [""])[0]
             warnings.warn(
-                f"{self.plan.network.key} runs without a CUDA graph: one of torch's operators cannot be captured: "
-                f"{str(error).splitlines()[0]}",
+                f"{self.plan.network.key} runs without a CUDA graph: "
+                f"one of torch's operators cannot be captured: {reason}",
                 stacklevel=2,
             )
             return self._runs

@@ -110,7 +110,11 @@ def trace_graph(model: DynamoGraph, inputs: tuple[torch.Tensor, ...], functional
             raise CaptureError(f"the graph cannot be traced: {type(error).__name__}: {line}") from error
     places = [node for node in traced.graph.nodes if node.op == "placeholder"]
     names = [node.name for node in model.graph.nodes if node.op == "placeholder"]
-    for node, name in zip(places[len(state) :], names, strict=True):
+    given = dict(zip(places[len(state) :], names, strict=True))
+    for node in traced.graph.nodes:
+        if node not in given and node.name in names:  # an operator has the name of an input
+            node.name = traced.graph._graph_namespace.create_name(node.name, None)
+    for node, name in given.items():
         node.name = node.target = name  # the names of buffers are part of the network's identity
     _refuse_training(traced.graph)
     _refuse_changed_inputs(traced.graph, places[len(state) :])

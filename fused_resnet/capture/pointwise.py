@@ -137,7 +137,9 @@ def _custom(node: fx.Node, value: Value, find: Find) -> Sequence[AppliedStep] | 
     return [AppliedStep(str(name), sources)] if fits else None
 
 
-def _clamped(low: float | None, high: float | None) -> Sequence[AppliedStep] | None:
+def _clamped(low: Any, high: Any) -> Sequence[AppliedStep] | None:
+    if not all(end is None or isinstance(end, int | float) for end in (low, high)):  # a tensor
+        return None
     if (low, high) in ((0, None), (0, 6)):
         return [AppliedStep("relu" if high is None else "relu6")]
     infinite = float("inf")

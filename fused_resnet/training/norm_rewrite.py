@@ -31,6 +31,11 @@ from fused_resnet.training.norms import (
 )
 from fused_resnet.training.norms import BATCH_NORM as TORCH_BATCH_NORM
 
+_IN_PLACE_OPERATORS = (
+    operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod, operator.ipow,
+    operator.imatmul, operator.iand, operator.ior, operator.ixor, operator.ilshift, operator.irshift, operator.setitem,
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class _Running:
@@ -89,7 +94,8 @@ def _replace_norm(node: fx.Node, database: str, device: torch.device) -> list[_R
     if mean is not None and (momentum is None or not all(_is_only_updated(one) for one in (mean, variance))):
         return []
     eps = float(given["eps"])
-    chain = next((one for one in _chains(node, x) if _has_kernels(one.norm, eps, database, device)), None)
+    ways = (one for one in _chains(node, x) if not _are_operands_changed_within(one))
+    chain = next((one for one in ways if _has_kernels(one.norm, eps, database, device)), None)
     if chain is None:
         return []
     graph, last = node.graph, chain.nodes[-1]
@@ -129,6 +135,34 @@ def _chains(node: fx.Node, x: fx.Node) -> list[_Chain]:
         if added is not None and is_like(added, value) and relu and relu.target in RELUS:
             found.append(_Chain((node, user, relu), replace(alone, relu=JOINED_RELU), other))
     return found[::-1]
+
+
+def _are_operands_changed_within(chain: _Chain) -> bool:
+    """Return whether a tensor that a chain reads is changed between its calls: where the last one is, all are read."""
+    operands = {one for node in chain.nodes for one in node.all_input_nodes} - set(chain.nodes)
+    memory = {_memory(one) for one in operands}
+    node = chain.nodes[0]
+    while node is not chain.nodes[-1]:
+        node = node.next
+        if node not in chain.nodes and not memory.isdisjoint(map(_memory, _changed(node))):
+            return True
+    return False
+
+
+def _changed(node: fx.Node) -> list[fx.Node]:
+    """Return the tensors that a call of torch may change in place."""
+    if node.op not in ("call_method", "call_function"):
+        return []
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    is_in_place = (name.endswith("_") and not name.endswith("__")) or node.target in _IN_PLACE_OPERATORS
+    changed = [node.kwargs.get("out"), *(node.args[:1] if is_in_place else ())]
+    return [one for one in changed if isinstance(one, fx.Node)]
+
+
+def _memory(node: fx.Node) -> int | None:
+    """Return what identifies the memory of a node's result, which views share; None if that is not known."""
+    value = _value(node)
+    return None if value is None else value.untyped_storage()._cdata
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:

@@ -367,3 +367,19 @@ def test_missing_layers_are_tuned_at_the_first_call(tmp_path, capsys):
         torch._dynamo.reset()
         assert_same(model, compiled(model, tmp_path / "new.db", tune="missing", budget="30s"), x)
     assert not capsys.readouterr().err
+
+
+class NamedLikeAnOperator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, add, relu):
+        y = self.conv(add + 1) * relu
+        return torch.relu(y) + add
+
+
+def test_an_input_may_have_the_name_of_an_operator(empty_db, no_inductor):
+    model, (x, other) = NamedLikeAnOperator().eval(), torch.randn(2, 2, 3, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(model, empty_db)(x, other), model(x, other))

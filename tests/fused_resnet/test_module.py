@@ -14,6 +14,7 @@ from databases import renew_digests
 from processes import TUNED_BATCH, in_threads
 from reference import relative_error
 from seed_network import KEYS, LIMIT, assert_result, assert_right, expected, fused, images, plain, weights
+from torch import nn
 
 from autotune.core import UnknownNameError
 from fused_resnet import FusedResNet, InputError
@@ -430,3 +431,28 @@ def test_buffers_made_in_inference_mode_serve_outside(tuned_db):
     with torch.inference_mode():
         y = network(x)
     assert torch.equal(network(x), y)
+
+
+def test_frozen_submodules_stay_frozen_in_training(empty_db):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    network = FusedResNet.from_model(model.eval(), empty_db)
+    network.train()
+    norm = network.get_submodule("1").eval()
+    before = norm.running_mean.clone()
+    network(torch.randn(2, 3, 8, 8))
+    assert network.training and not norm.training and torch.equal(norm.running_mean, before)
+    network.eval()
+    FusedResNet.from_model(network, empty_db)  # which refuses a model in training mode
+
+
+@pytest.mark.filterwarnings("ignore:.*is not tuned")
+def test_a_tensor_that_a_result_was_written_to_counts_as_changed(net):
+    x, w = images(2), torch.ones((), requires_grad=True)
+    for _ in range(3):  # the engine knows the input at last
+        y = net(x)
+        loss = (y * w).sum()
+        net(2 * x, out=y)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+    with torch.inference_mode():
+        net(x, out=torch.empty_like(y))

@@ -9,9 +9,11 @@ import torch
 from processes import HANG, in_threads
 from reference import relative_error
 from seed_network import LIMIT, assert_result, expected, fused, images
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from autotune.runtime import ExecutionContext
+from fused_resnet import FusedResNet
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
 
@@ -148,3 +150,44 @@ def test_a_fork_while_another_thread_runs(tuned_db):
         ended.set()
         thread.join()
     assert sums == pytest.approx([network(x).double().sum().item()] * 4, rel=1e-5)
+
+
+def normed(depth):
+    blocks = [nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU()) for _ in range(depth)]
+    return nn.Sequential(*blocks).eval()
+
+
+def test_first_calls_of_several_networks_in_parallel(empty_db):
+    x, models = torch.randn(1, 3, 8, 8), [normed(4) for _ in range(4)]
+    networks = [FusedResNet.from_model(model, empty_db, inductor=False) for model in models]
+    barrier, found = threading.Barrier(4), {}
+
+    def work(i):
+        barrier.wait(HANG)
+        found[i] = networks[i](x)
+
+    in_threads(work, ((i,) for i in range(4)))
+    for i, model in enumerate(models):
+        torch.testing.assert_close(found[i], model(x).detach())
+        assert "forward" not in vars(networks[i]._plain)
+
+
+def test_a_plan_outlasts_the_capture_of_another_shape_beside_it(empty_db):
+    network, x = FusedResNet.from_model(normed(8), empty_db, inductor=False), torch.randn(1, 3, 8, 8)
+    network(x)
+    _, context, _ = network.context(x)
+    done = threading.Event()
+
+    def calls():
+        while not done.is_set():
+            network(x)
+
+    caller = threading.Thread(target=calls)
+    caller.start()
+    try:
+        for n in (2, 3, 4):
+            network(torch.randn(n, 3, 8, 8))
+    finally:
+        done.set()
+        caller.join(HANG)
+    assert network.context(x)[1] is context

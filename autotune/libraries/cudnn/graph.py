@@ -7,6 +7,7 @@ from its serialized form can be given its tensors without the graph that it was 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -101,7 +102,8 @@ def arguments(
     if not values:
         return found
     device = next(iter(tensors.values())).device
-    return found | {number: torch.full((1,), value, device=device) for number, value in values.items()}
+    scalar = partial(torch.full, (1,), dtype=torch.float32, device=device)  # whatever torch's default dtype is
+    return found | {number: scalar(fill_value=value) for number, value in values.items()}
 
 
 def operand_numbers(problem: Problem) -> dict[str, int]:

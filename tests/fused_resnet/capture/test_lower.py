@@ -157,6 +157,11 @@ def test_constants_are_folded_or_become_steps(function, chain, empty_db):
     assert_right(model, empty_db, X)
 
 
+def test_a_clamp_by_a_tensor_is_torchs(empty_db):
+    floor = nn.Parameter(torch.randn(8, 1, 1))
+    assert_right(of(lambda m, x: torch.clamp(x, min=m.floor), floor=floor), empty_db, X)
+
+
 @pytest.mark.parametrize(
     ("function", "chain"),
     [

@@ -153,6 +153,26 @@ def test_the_problems_that_are_tuned_are_those_that_run(norm_db, solved):
     assert set(map(parse, solved)) <= set(named.values())
 
 
+class ChangedSkip(nn.Module):
+    """A tensor that is added to a batch norm's result and changed before the ReLU."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.pool = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.MaxPool2d(3, 2, 1)
+        self.shared, self.norm = nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+
+    def forward(self, x):
+        x = self.pool(self.stem(x))
+        skip = x * 1.5
+        y = self.norm(self.shared(x)) + skip
+        skip.mul_(0.25)
+        return torch.relu(y).mean((2, 3)) + skip.mean((2, 3))
+
+
+def test_an_operand_that_is_changed_before_the_relu_is_read_before(norm_db):
+    assert_trains_as_torch(network(ChangedSkip), norm_db)
+
+
 class Others(nn.Module):
     """Batch norms in front of pointwise operators other than a ReLU, and one that is added to a tensor in place."""
 
