@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from autotune.ir import (
     compute,
 )
 from autotune.ir.epilogue_steps import STEPS
+from autotune.libraries.tf32 import cudnn_setting
 
 FAMILY = "aten"
 """Name of the family in databases."""
@@ -104,7 +104,7 @@ def bind(
         def run(late: Tensors) -> None:
             operands = {**tensors, **late}
             given = {name: tensor.float() for name, tensor in operands.items()} if bytes_ else operands
-            with _cudnn(problem):
+            with cudnn_setting(problem, next(iter(operands.values())).device):
                 for name, value in compute(problem, given, scalars).items():
                     _leave(value, operands[name])
 
@@ -119,17 +119,11 @@ def bind(
 
     def run_convolution(late: Tensors) -> None:
         operands = {**tensors, **late}
-        with _cudnn(problem):
+        with cudnn_setting(problem, next(iter(operands.values())).device):
             y = solve(operands)
         _finish(problem.epilogue, y.permute(0, 2, 3, 1), operands, scalars)
 
     return run_convolution
-
-
-def _cudnn(problem: Problem) -> AbstractContextManager[None]:
-    """Keep cuDNN from rounding the factors of a float32 problem to TF32."""
-    cudnn = torch.backends.cudnn
-    return cudnn.flags(True, cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=problem.dtype != "f32")
 
 
 def _factors(problem: Problem) -> torch.dtype:

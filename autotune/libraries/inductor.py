@@ -23,6 +23,7 @@ from torch import fx
 
 from autotune.core import LibraryError
 from autotune.ir import DTYPES, Operand, Problem, Tensors, TorchCall
+from autotune.libraries.tf32 import cudnn_setting, is_dependent
 
 FAMILY = "inductor"
 """Name of the family in databases."""
@@ -118,20 +119,11 @@ def bind(
         operands |= {name: image.copy_(operands[name]) for name, image in images.items()}
         call(*(operands[name] for name in activations))
 
-    if device.type == "cpu":
-        return run
-    cudnn = torch.backends.cudnn
-
-    def run_on_gpu(late: Tensors) -> None:
-        with cudnn.flags(
-            enabled=True,
-            benchmark=cudnn.benchmark,
-            deterministic=cudnn.deterministic,
-            allow_tf32=problem.dtype != "f32",
-        ):
+    def run_with_setting(late: Tensors) -> None:
+        with cudnn_setting(problem, device):
             run(late)
 
-    return run_on_gpu
+    return run_with_setting if is_dependent(problem, device) else run
 
 
 def _call(

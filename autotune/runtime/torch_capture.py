@@ -55,7 +55,9 @@ class TorchGraph:
 
     def __init__(self, runs: Sequence[Executable], device: torch.device, slots: Sequence[torch.Tensor]) -> None:
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(device), torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True):
+        cudnn = torch.backends.cudnn
+        settings = cudnn.flags(True, benchmark=True, deterministic=cudnn.deterministic, allow_tf32=True)
+        with torch.cuda.device(device), settings:
             torch.cuda.synchronize()  # also for the graph that had this place before
             warm_up = torch.cuda.Stream(device)
             with torch.cuda.stream(warm_up):

@@ -456,3 +456,14 @@ def test_a_tensor_that_a_result_was_written_to_counts_as_changed(net):
             loss.backward()
     with torch.inference_mode():
         net(x, out=torch.empty_like(y))
+
+
+def test_settings_of_cudnn_are_left_alone_where_it_computes_nothing(empty_db, monkeypatch):
+    network, x = FusedResNet.from_model(nn.Sequential(nn.Conv2d(3, 4, 3)).eval(), empty_db), torch.randn(1, 3, 8, 8)
+    network(x)
+
+    def flags(*_, **__):
+        raise AssertionError("the settings are those of the process, which has other threads")
+
+    monkeypatch.setattr(torch.backends.cudnn, "flags", flags)
+    network(x)
