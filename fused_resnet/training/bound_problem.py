@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import cache
 from threading import Lock
 
@@ -51,6 +52,7 @@ class BoundProblem:
         slots = {operand.name: TensorSlot(i) for i, operand in enumerate(self._operands)}
         self._step = bind(candidate, problem, slots, scalars, device, str(problem))
         self._program = Program()
+        self._workspace = Lock()  # threads share it; on a GPU a stream orders what uses it
         if self._step.kernel:
             self._program.add(self._step.kernel, self._step.pointers)
 
@@ -83,9 +85,12 @@ class BoundProblem:
         ]
 
     def _launch(self, tensors: Sequence[torch.Tensor], stream: int) -> None:
-        if self._step.function:
+        kernel = self._step.kernel
+        if kernel is None:
+            assert self._step.function
             self._step.function(tensors)
-        else:
+            return
+        with self._workspace if kernel.workspace_bytes and self._device.type == "cpu" else nullcontext():
             self._program.run(stream, [tensor.data_ptr() for tensor in tensors])
 
 

@@ -7,13 +7,14 @@ from collections import Counter
 import pytest
 import torch
 from databases import slow_down
+from processes import in_threads
 from step_databases import tuned_step
 from torch import nn
 from training_networks import Normed, images, relative_error
 
 from autotune.ir import parse
 from fused_resnet.training import step_problems
-from fused_resnet.training.bound_problem import use
+from fused_resnet.training.bound_problem import run, use
 from fused_resnet.training.norm_rewrite import rewrite_norms
 from fused_resnet.training.norms import TrainedPool
 from fused_resnet.training.winners import Winners
@@ -248,3 +249,22 @@ def test_autocast(norm_db, solved):
     with torch.autocast("cpu", torch.bfloat16), warnings.catch_warnings():
         y = compiled(trained, norm_db)(images())
     assert relative_error(y, exact(images().double())) < 0.05 and not solved
+
+
+def test_threads_share_a_kernel_with_a_workspace(norm_db):
+    use(Winners(norm_db))
+    problem = step_problems(network(), [images()]).norms["stem_norm statistics"]
+    wanted, wrong = {}, []
+
+    def statistics(seed):
+        x = torch.randn(2, 16, 10, 9, generator=torch.Generator().manual_seed(seed))
+        (found,) = run(str(problem), [x, torch.ones(16), torch.zeros(16)], str(norm_db), scalars=(1e-5,))
+        return found
+
+    def work(seed):
+        wrong.extend(i for i in range(400) if not torch.equal(statistics(seed), wanted[seed]))
+
+    for seed in range(4):
+        wanted[seed] = statistics(seed)
+    in_threads(work, ((seed,) for seed in range(4)))
+    assert not wrong
