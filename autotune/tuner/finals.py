@@ -118,13 +118,24 @@ class Finals:
 
     def _rounds(self, worker: Worker, final: _Final) -> list[Result]:
         with timeline.span(timeline.Lane.TUNER, "time"):
-            return worker.finals(final.problem, final.candidates, FINAL_ROUNDS)
+            results = worker.finals(final.problem, final.candidates, FINAL_ROUNDS)
+            failed = all(result.status != "ok" for result in results)
+            return self._rounds_without_failures(worker, final) if failed and len(results) > 1 else results
+
+    def _rounds_without_failures(self, worker: Worker, final: _Final) -> list[Result]:
+        """Time each finalist alone, because one has ended the request, and then together those that do not fail."""
+        results = [worker.finals(final.problem, [one], 1)[0] for one in final.candidates]
+        right = [i for i, result in enumerate(results) if result.status == "ok"]
+        again = worker.finals(final.problem, [final.candidates[i] for i in right], FINAL_ROUNDS) if right else []
+        for i, result in zip(right, again, strict=True):
+            results[i] = result
+        return results
 
     def _record(self, final: _Final, results: Sequence[Result]) -> None:
         spent = time.monotonic() - final.started
         self._breakdown.add({"time": spent})
         self._seconds = max(self._seconds, spent / len(final.rows))
         for row, tried, result in zip(final.rows, final.candidates, results, strict=True):
-            if result.status == "ok":  # a failure is one of the whole request, not of a certain candidate
+            if result.status == "ok":
                 self._queues.record(final.problem, row.kernel, tried, result, final=True)
         self._progress.measured(str(final.problem), 0, self._store.best_us(self._device, str(final.problem)))

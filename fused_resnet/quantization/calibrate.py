@@ -67,6 +67,8 @@ def calibrate(
     form = BYTE_PRECISIONS[require_one_of("calibrated precision", precision, list(BYTE_PRECISIONS))]
     if max_loss is not None and not max_loss > 0:
         raise ProblemError(f"calibration: max_loss must be positive, such as 0.01 for 1 %; it is {max_loss}")
+    if isinstance(batches, torch.Tensor):
+        raise ProblemError("calibration: it takes batches, and a tensor was given: give a list of them, such as [x]")
     exact = copy.deepcopy(model).eval().float()
     constants = module_state(exact)
     device = next((tensor.device for tensor in constants.values()), torch.device("cpu"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
+import autotune.ir
 from fused_resnet.training.bound_problem import can_solve
 from fused_resnet.training.channels_last import ChannelsLast, channels_last
 from fused_resnet.training.joined_weights import join_conversions, join_packings
@@ -21,7 +23,11 @@ from fused_resnet.training.operator import SOLVE
 from fused_resnet.training.passes import BY_BIAS, FORWARD, Pass, passes
 from fused_resnet.training.winners import Winners
 
-_FILES = tuple(str(path) for path in sorted(Path(__file__).parent.glob("*.py")))
+_FILES = tuple(
+    str(path)
+    for folder in (Path(__file__).parent, Path(autotune.ir.__file__).parent)  # problems, and how weights are packed
+    for path in sorted(folder.rglob("*.py"))
+)
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
@@ -39,7 +45,7 @@ class Rewrite(CustomGraphPass):
     def uuid(self) -> Any:
         """Return what the rewritten graphs depend on beside the graphs; None if that has no text."""
         stamp = self._winners.stamp()
-        return None if stamp is None else (get_hash_for_files(_FILES), stamp)
+        return None if stamp is None else (get_hash_for_files(_FILES), stamp, _tf32())
 
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrite a graph in place.
@@ -120,6 +126,13 @@ class Rewrite(CustomGraphPass):
         y.meta["eager_input_vals"] = ((wanted, *y.args[1:]), {})
         self._computed[y] = one
         return y
+
+
+def _tf32() -> bool | None:
+    """Return whether cuDNN rounds factors to TF32; None if it does so only in convolutions or in recurrent layers."""
+    with suppress(RuntimeError):
+        return torch.backends.cudnn.allow_tf32
+    return None
 
 
 def _replace_forward(node: fx.Node, y: fx.Node) -> None:

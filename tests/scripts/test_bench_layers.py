@@ -2,14 +2,14 @@
 
 import json
 import math
-import subprocess
 
+import faults
 import pytest
 import torch
 from processes import script
-from repository import KERNELS, ROOT
+from repository import ROOT
 
-from autotune.core import ceil_div, device_name, paths
+from autotune.core import ceil_div, device_name
 from autotune.ir import Conv2d, parse
 from autotune.libraries import cudnn
 from autotune.libraries.cudnn.graph import channels_last
@@ -148,10 +148,7 @@ def test_a_gradient_is_measured_in_all_its_forms(operator, tmp_path, contests):
 
 @pytest.mark.compile
 def test_what_kills_the_process_is_a_result_and_the_layer_goes_on(tmp_path, contests):
-    library = tmp_path / "faulty.so"
-    source = KERNELS / "faulty.cpp"
-    flags = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", f"-I{paths.templates()}"]
-    subprocess.run(["g++", *flags, str(source), "-o", str(library)], check=True)
+    library = faults.library(tmp_path)
     path = tmp_path / "faulty.db"
     with Store.create(path) as store:
         device = store.put_device(device_name(CPU), "x86-64", flops_per_us=1e5, bytes_per_us=1e4)

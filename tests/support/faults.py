@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from kernels import tried
-from repository import ROOT
+from repository import KERNELS
 
 from autotune.codegen import toolchain
 from autotune.core import device_target, paths
@@ -42,11 +42,25 @@ DEADLINE = 2.0  # seconds; for the kernel that never ends
 def on_gpu(folder: Path) -> Callable[[str], Candidate]:
     """Compile faulty.cu for the first GPU in a folder. Return name -> candidate, all in one device image."""
     path = folder / "faulty.cubin"
-    source = ROOT / "tests" / "kernels" / "faulty.cu"
+    source = KERNELS / "faulty.cu"
     compiler = toolchain.for_target(device_target(torch.device("cuda:0")), prefers_nvcc=True)  # for assert.h
     subprocess.run(compiler.commands(source, path, [paths.templates()])[0], check=True)
     binary = Binary.of("device_image", path.read_bytes())
     return lambda name: Candidate("faulty", "{}", f"at_{name}", binary)
+
+
+def library(folder: Path) -> Path:
+    """Compile faulty.cpp for the CPU in a folder; return the shared library."""
+    path = folder / "faulty.so"
+    flags = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", f"-I{paths.templates()}"]
+    subprocess.run(["g++", *flags, str(KERNELS / "faulty.cpp"), "-o", str(path)], check=True)
+    return path
+
+
+def on_cpu(path: Path) -> Callable[[str], Candidate]:
+    """Return name -> candidate of a library that `library` has compiled."""
+    binary = Binary.of("shared_library", path.read_bytes())
+    return lambda name: Candidate("faulty", "{}", name, binary)
 
 
 def answers(

@@ -11,9 +11,8 @@ import pytest
 import torch
 from faults import PROBLEM
 from kernels import tried
-from repository import KERNELS
 
-from autotune.core import DeviceFacts, WorkerError, device_name, paths
+from autotune.core import DeviceFacts, WorkerError, device_name
 from autotune.core.faults import Fault, clear, counts
 from autotune.ir import parse
 from autotune.libraries import aten
@@ -37,17 +36,12 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    path = tmp_path_factory.mktemp("faulty") / "faulty.so"
-    source = KERNELS / "faulty.cpp"
-    flags = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", f"-I{paths.templates()}"]
-    subprocess.run(["g++", *flags, str(source), "-o", str(path)], check=True)
-    return path
+    return faults.library(tmp_path_factory.mktemp("faulty"))
 
 
 @pytest.fixture(scope="module")
 def faulty(library):
-    binary = Binary.of("shared_library", library.read_bytes())
-    return lambda name: Candidate("faulty", "{}", name, binary)
+    return faults.on_cpu(library)
 
 
 @pytest.fixture(scope="module")
