@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice, zip_longest
+from threading import Event
 
 from autotune.codegen import kernels_per_unit
 from autotune.core import NEVER, AutotuneError, Deadline, ceil_div, pareto_front, timeline
@@ -86,18 +87,21 @@ class StudyManager:
         self._enumerated: list[Space] = []
         self._configs: dict[tuple[Value, ...], Config] = {}
 
-    def enumerate(self, search: Deadline = NEVER) -> None:
+    def enumerate(self, search: Deadline = NEVER, stop: Event | None = None) -> None:
         """Enumerate the spaces to search; a thread of its own may do that.
 
         Args:
             search: Deadline of the search. Spaces are enumerated for a share of it, and as long as a problem has none
                 for a larger share; what is left then is not searched: first the further families of the lightest
                 problems.
+            stop: Ends the enumeration behind the space at hand.
         """
         least, most = search.share(ENUMERATION_SHARE).left, search.share(MOST_ENUMERATION_SHARE)
         until, begun = most.within(max(least, ENUMERATION_SECONDS)), set[Problem]()
         for space in self._spaces():
             self._enumerated.append(space)
+            if stop and stop.is_set():
+                return
             if (until if space.problem in begun else most).is_over:
                 return
             begun.add(space.problem)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Event
 from typing import Any
 
 from autotune.codegen import POLL_SECONDS
@@ -14,11 +15,20 @@ from autotune.measure import Worker
 
 
 @contextmanager
-def in_thread(work: Callable[[], None]) -> Iterator[Future[None]]:
-    """Do some work in a thread; the exit waits for its end and raises its error."""
+def in_thread(work: Callable[[Event], None]) -> Iterator[Future[None]]:
+    """Do some work in a thread; the exit waits for its end and raises its error.
+
+    Args:
+        work: Takes an event, and ends soon after that is set: the body has raised, for example by Ctrl-C.
+    """
+    stop = Event()
     with ThreadPoolExecutor(1) as executor:
-        done = executor.submit(work)
-        yield done
+        done = executor.submit(work, stop)
+        try:
+            yield done
+        except BaseException:
+            stop.set()
+            raise
         done.result()
 
 

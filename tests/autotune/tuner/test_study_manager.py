@@ -1,6 +1,7 @@
 """The studies of a run know what the database holds, failures with their causes."""
 
 import random
+from threading import Event
 
 import pytest
 from databases import LIBRARY
@@ -15,6 +16,7 @@ from autotune.search import Space
 from autotune.tuner import Progress, Tuner, TunerOptions, pareto_candidates
 from autotune.tuner.kernel_builder import identity
 from autotune.tuner.other_launches import AGAIN
+from autotune.tuner.threads import in_thread
 from tuning_db import Store
 
 SM90 = architecture("sm90")
@@ -110,6 +112,23 @@ def test_time_for_further_families_ends_before_that_for_the_first_of_each_proble
         tuner.study_manager.enumerate(Deadline(60.0, 0.0, lambda: passed[0]))
         tuner.study_manager.create_studies()
         assert len(tuner.study_manager.studies) == num_spaces
+
+
+def test_an_interrupted_enumeration_ends_behind_the_space_at_hand(tmp_path):
+    begun, problem = Event(), parse("gemm m=8 n=64 k=64 dtype=f16")
+
+    class Endless(list):
+        def __iter__(self):
+            while True:
+                begun.set()
+                yield Space(problem, "family", ({"a": 1},), (0.0,))
+
+    with Store.create(tmp_path / "a.db") as store:
+        options = TunerOptions(SM90, "sm_90", trials=8, jobs=1)
+        manager = Tuner(store, [problem], options, [], Progress(), Endless()).study_manager
+        with pytest.raises(KeyboardInterrupt), in_thread(lambda stop: manager.enumerate(stop=stop)):
+            begun.wait(60)
+            raise KeyboardInterrupt
 
 
 def test_a_kernel_that_does_not_compile_is_a_failed_trial_with_the_compilers_message(manager_and_device):
