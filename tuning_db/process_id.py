@@ -11,8 +11,9 @@ import time
 from functools import cache
 from pathlib import Path
 
-LEASE = 600.0
-"""Seconds for which a claim of a process on another machine counts: longer than any trial takes."""
+LEASE = 1500.0
+"""Seconds for which a claim of a process on another machine counts: longer than any trial takes. Inductor may compile a
+network for 1200 seconds."""
 
 _STATE, _START_TIME = 0, 19
 """Positions in /proc/PID/stat behind the command: fields 3 (state) and 22 (starttime)."""
@@ -44,9 +45,12 @@ def is_alive(owner: str, since: float) -> bool:
         since: When it made the claim, in seconds since 1970. It counts only for a process on another machine, which is
             taken to be alive for LEASE seconds. If a clock jumps, a trial starts early or late; no data is lost.
     """
-    machine, number, start, *_ = owner.split()
-    if machine == _machine():
-        return _start(int(number)) == start
+    try:
+        machine, number, start, *_ = owner.split()
+        if machine == _machine():
+            return _start(int(number)) == start
+    except ValueError:  # no process of ours: the database is somebody else's
+        return False
     return abs(time.time() - since) < LEASE
 
 

@@ -276,10 +276,13 @@ class Store:
             self._claims += 1
         return left
 
-    def num_abandoned_claims(self) -> int:
-        """Return the number of claims of processes that died during the trial; a claim of such a trial succeeds."""
-        claims = self._all(sa.select(Claim))
-        return sum(not process_id.is_alive(claim.owner, claim.since) for claim in claims)
+    def remove_abandoned_claims(self) -> int:
+        """Remove the claims of processes that have died, and return their number; their trials may be made again."""
+        with self._rows() as connection:
+            found = connection.execute(sa.select(_CLAIMS.c.owner, _CLAIMS.c.since)).all()
+            dead = [row.owner for row in found if not process_id.is_alive(row.owner, row.since)]
+            connection.execute(sa.delete(_CLAIMS).where(_CLAIMS.c.owner.in_(dead)))
+        return len(dead)
 
     def _find_or_add(self, table: type[Row], key: dict[str, Any], values: dict[str, Any]) -> Row:
         with self.writing():

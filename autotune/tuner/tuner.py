@@ -143,7 +143,7 @@ class Tuner:
         """
         toolchain.for_target(self.options.target)  # without a compiler, fail before anything else
         faults.clear()
-        faults.record(Fault.TUNER_DIED, self.store.num_abandoned_claims())
+        faults.record(Fault.TUNER_DIED, self.store.remove_abandoned_claims())
         self.progress.total(len(self.problems))
         if not self.workers:
             self._compile_only()

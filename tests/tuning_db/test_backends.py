@@ -151,8 +151,18 @@ def test_another_machines_claim_ends_with_its_lease(where, monkeypatch):
             monkeypatch.undo()
             assert store.claim(device, problem, kernel, [{}]) is None
             now = time.time()
+            assert store.remove_abandoned_claims() == 0
             monkeypatch.setattr(time, "time", lambda: now + process_id.LEASE + 1)
             assert store.claim(device, problem, kernel, [{}]) == [{}]
+
+
+def test_claims_of_dead_processes_are_counted_once(where, monkeypatch):
+    with Store.create(where) as store:
+        device, problem, kernel = one(store)
+        monkeypatch.setattr(process_id, "own_id", lambda: f"{process_id._machine()} 1 another-start")
+        assert store.claim(device, problem, kernel, [{}]) == [{}]
+        monkeypatch.undo()
+        assert (store.remove_abandoned_claims(), store.remove_abandoned_claims()) == (1, 0)
 
 
 WRITER = f"""
