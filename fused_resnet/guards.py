@@ -276,11 +276,20 @@ class _Search:
             self._inside(called, value, 2)
             yield value
 
-    def _attributes_of(self, called: str, owner: Any, own: Mapping[str, Any], attributes: set[str]) -> Iterator[Any]:
-        """Yield the attributes of a Python module or class that code loads; watches all that are no Python modules."""
+    def _attributes_of(
+        self, called: str, owner: Any, own: Mapping[str, Any], attributes: set[str], depth: int = 3
+    ) -> Iterator[Any]:
+        """Yield the attributes of a Python module or class that code loads; watches all that are no Python modules.
+
+        Modules within a module, such as `package.config`, are searched to a depth, because they may lead back.
+        """
         for name in sorted(attributes & own.keys()):
             value = own[name]
-            if not isinstance(value, ModuleType):
+            if isinstance(value, ModuleType):
+                if depth and self._is_searched(value.__name__):
+                    inner = vars(value)
+                    yield from self._attributes_of(f"module {value.__name__}", inner, inner, attributes, depth - 1)
+            else:
                 self._add(f"'{name}' of {called}", owner, name, value)
                 self._inside(f"'{name}' of {called}", value, 1)
                 yield value

@@ -1,5 +1,6 @@
 """Values that a model's forward reads: a change of one is seen by the next call."""
 
+import importlib
 import types
 
 import pytest
@@ -237,3 +238,21 @@ def test_a_changed_part_of_the_seed_network_is_refused(empty_db):
         network(x)
     part.padding = before
     assert torch.equal(network(x), y)
+
+
+def test_a_value_of_a_module_within_the_models_package_is_watched(empty_db, x, monkeypatch, tmp_path):
+    folder = tmp_path / "watched_package"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("from watched_package import config\n")
+    (folder / "config.py").write_text("import watched_package\nALPHA = 1.0\n")
+    (folder / "model.py").write_text(
+        "import torch\nimport watched_package\nclass Scaled(torch.nn.Conv2d):\n    def forward(self, x):\n"
+        "        return super().forward(x) * watched_package.config.ALPHA\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    package = importlib.import_module("watched_package.model")
+    model = package.Scaled(3, 8, 3).eval()
+    network = FusedResNet.from_model(model, empty_db)
+    before = network(x)
+    monkeypatch.setattr(package.watched_package.config, "ALPHA", 5.0)
+    assert relative_error(network(x), 5 * before) < LIMIT
