@@ -371,10 +371,10 @@ class FusedResNet(nn.Module):
         """Return empty results for a call, which tracers need."""
         x = inputs[0]
         if arguments == ONE_TENSOR and not isinstance(x.shape[0], int):
-            # The batch size of one input and one result may stay symbolic: int() would fix it.
-            found = self._source.tensors(Signature.of([x.new_empty((1, *map(int, x.shape[1:])))]))
-            if len(found) == 1:
-                return [_empty(x, (x.shape[0], *found[0].shape[1:]), TENSOR_DTYPES[found[0].dtype])]
+            # The batch size of an input and of a result that begins with it may stay symbolic: int() would fix it.
+            one, two = (self._source.tensors(Signature.of([x.new_empty((n, *map(int, x.shape[1:])))])) for n in (1, 2))
+            if len(one) == 1 and (one[0].shape[:1], two[0].shape) == ((1,), (2, *one[0].shape[1:])):
+                return [_empty(x, (x.shape[0], *one[0].shape[1:]), TENSOR_DTYPES[one[0].dtype])]
         found = self._source.tensors(Signature.of(inputs, arguments))
         return [_empty(x, result.shape, TENSOR_DTYPES[result.dtype]) for result in found]
 

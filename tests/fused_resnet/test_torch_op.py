@@ -20,12 +20,6 @@ def net(tuned_db):
     return fused(tuned_db)
 
 
-# -- the short way: what is bound, without the interpreter between input and launch ------------------------------------
-
-
-# -- what it says -------------------------------------------------------------------
-
-
 # -- tracers -------------------------------------------------------------------
 
 
@@ -128,3 +122,21 @@ def test_an_input_that_requires_a_gradient_is_refused(net):
     with torch.no_grad():
         assert torch.equal(net(x), net(x.detach()))
     assert copy.deepcopy(net).train()(x).requires_grad
+
+
+class Averaged(torch.nn.Conv2d):
+    def forward(self, x):
+        return super().forward(x).mean(0)
+
+
+def test_a_result_without_the_batch_has_its_own_shape_in_traced_code(empty_db):
+    network = FusedResNet.from_model(Averaged(3, 8, 1).eval(), empty_db, inductor=False)
+
+    def sizes(x):
+        y = network(x)
+        return y.sum() + y.shape[0]
+
+    compiled = torch.compile(sizes, fullgraph=True, backend="aot_eager", dynamic=True)
+    for n in (2, 3, 5):
+        x = torch.randn(n, 3, 4, 4)
+        torch.testing.assert_close(compiled(x), sizes(x))
