@@ -17,7 +17,6 @@ from autotune.core import CaptureError, of_capability, require_one_of
 from autotune.ir import BYTE_FORMATS, BYTE_PRECISIONS, E4M3, S8, TENSOR_DTYPES, CallerTensor, Network, dtype_name
 from autotune.runtime.engine import StateWatch
 from fused_resnet.arguments import ONE_TENSOR, Signature, check_arguments
-from fused_resnet.dynamo_graph import DynamoGraph
 from fused_resnet.guards import Guards, guards
 from fused_resnet.networks import se_resnet9_fixup, se_resnet9_fixup_layers
 from fused_resnet.result import Result
@@ -279,6 +278,7 @@ class Captured:
     def _trace(self, signature: Signature) -> CapturedModule:
         from fused_resnet.capture import capture_module
         from fused_resnet.capture.trace import tracing
+        from fused_resnet.dynamo_graph import DynamoGraph
         from fused_resnet.quantization.byte_rewrite import capture_module_bytes
 
         check_arguments(self.module, signature.arguments)
