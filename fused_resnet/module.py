@@ -441,7 +441,7 @@ class FusedResNet(nn.Module):
         It seems so while another thread captures the plain network, which is done before that releases the lock.
         """
         with self._lock:  # a plan that another thread binds now, with the old weights, must be among those discarded
-            if self._cache is not cache or not (although_unchanged or not cache.state.unchanged()):
+            if self._cache is not cache or (cache.state.unchanged() and not although_unchanged):
                 return
             self._cache = CallCache(self)
         cache.close()

@@ -94,13 +94,16 @@ class Reader:
         path: The file.
         keys: Public keys (signature.py), one of which must have signed the database; without any it may be unsigned.
         name: Name of the database in messages; the path by default.
+
+    Attributes:
+        has_digests: Whether each row has a digest, with which it is compared; rows of older schemas have none.
     """
 
     def __init__(self, path: Path, keys: Sequence[str] = (), name: str = "") -> None:
         self.name = name or str(path)
         version = check(path)
         self._names = "k.launch_names" if version >= NAMES_SINCE else RECORDED_NAMES.format(kernel="k")
-        self._has_digests = version >= row_digests.SINCE
+        self.has_digests = version >= row_digests.SINCE
         own = self._digest
         self._measurements = f"""
             m.id, {own("m")}, m.kernel_id, m.launch, m.status, m.median_us, m.final, m.details FROM measurement m"""
@@ -121,11 +124,6 @@ class Reader:
 
     def __exit__(self, *_: object) -> None:
         self._connection.close()
-
-    @property
-    def has_digests(self) -> bool:
-        """Whether rows are compared with digests that were stored with them; files of older schemas have none."""
-        return self._has_digests
 
     def devices(self) -> Sequence[_Device]:
         """Return all devices."""
@@ -185,7 +183,7 @@ class Reader:
 
     def content(self) -> Content:
         """Return all that a signature covers."""
-        if not self._has_digests:
+        if not self.has_digests:
             raise DatabaseError(
                 f"{self.name} has an older schema, whose rows have no digests to sign: db.py merge it into a new file"
             )
@@ -312,7 +310,7 @@ class Reader:
 
     def _digest(self, table: str) -> str:
         """Return the SQL of a row's digest: NULL in a file of an older schema."""
-        return f"{table}.digest" if self._has_digests else "NULL"
+        return f"{table}.digest" if self.has_digests else "NULL"
 
     def _whole(self, table: str, number: int, stored: str | None, make: Callable[[], tuple[Made, str]]) -> Made:
         """Return a row that `make` decodes, after comparing its digest with the one stored, and with those signed.
@@ -321,7 +319,7 @@ class Reader:
         """
         row, digest = self._checked(table, number, make)
         signed = self._signed is None or digest in self._signed
-        if self._has_digests and not (signed and digest == stored):
+        if self.has_digests and not (signed and digest == stored):
             raise row_digests.damaged(self.name, table, number)
         return row
 
@@ -334,7 +332,7 @@ class Reader:
 
     def _signed_digests(self, keys: Sequence[str]) -> frozenset[str]:
         """Return the digests of rows that one of the keys signed; raises DatabaseError without such a signature."""
-        content = self.content() if self._has_digests else None
+        content = self.content() if self.has_digests else None
         signatures = dict(self._rows("SELECT key, value FROM signature")) if content else {}
         if content and is_signed(content, signatures, keys):
             return content.digests

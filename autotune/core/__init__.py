@@ -25,6 +25,7 @@ from autotune.core.errors import (
     ToolchainError,
     UnknownNameError,
     WorkerError,
+    first_line,
     require_one_of,
 )
 from autotune.core.math import ceil_div, format_bytes, pareto_front, round_up
@@ -58,6 +59,7 @@ __all__ = [
     "device_arch",
     "device_name",
     "device_target",
+    "first_line",
     "format_bytes",
     "measure_device",
     "of_capability",

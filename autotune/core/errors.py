@@ -51,3 +51,9 @@ def require_one_of(kind: str, name: str, known: list[str]) -> str:
     if name not in known:
         raise UnknownNameError(f"unknown {kind} '{name}': choose one of {', '.join(known)}")
     return name
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text that is not empty; the error's type without one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

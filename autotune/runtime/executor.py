@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 
+from autotune.core import first_line
 from autotune.ir import TENSOR_DTYPES, CallerTensor
 from autotune.runtime.binding import BoundStep
 from autotune.runtime.engine import FastPath, Graph, Program
@@ -145,10 +146,9 @@ class ExecutionContext:
         except torch.OutOfMemoryError:
             raise  # it may work when there is memory again
         except RuntimeError as error:  # such as a layer that reads a value on the host
-            reason = (str(error).splitlines() or [""])[0]
             warnings.warn(
                 f"{self.plan.network.key} runs without a CUDA graph: "
-                f"one of torch's operators cannot be captured: {reason}",
+                f"one of torch's operators cannot be captured: {first_line(error)}",
                 stacklevel=2,
             )
             return self._runs

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +84,12 @@ class ForeignKernels:
             The plan, and those kernels of its database that can be copied, by their ids there.
         """
         plans = [
-            (row.name == device, plan, current)
+            (row.name != device, plan, current)
             for database, current in self._databases
             for row in database.devices()
             if row.target == self._target and (plan := database.plan(row, network))
         ]
-        found = next(iter(sorted(plans, key=lambda one: not one[0])), None)
+        found = min(plans, key=itemgetter(0), default=None)
         return found and found[1:]
 
     def _read(self, database: Reader, target: str) -> None:

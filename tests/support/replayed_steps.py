@@ -3,6 +3,7 @@
 import copy
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -169,13 +170,14 @@ def gradients_accumulate(steps):
         steps.check()
 
 
-def passes_of_several_steps_interleave(steps):
+def passes_of_several_steps_interleave(steps, forward_in=nullcontext):
     for _ in range(4):
         steps.network.zero_grad()
         steps.exact.zero_grad()
         x, other = steps.batch(), steps.batch()
         for call in (steps.compiled, steps.exact):
-            losses = steps.loss_of(call, x), steps.loss_of(call, other)
+            with forward_in():
+                losses = steps.loss_of(call, x), steps.loss_of(call, other)
             for loss in losses:
                 loss.backward()
         steps.check()
@@ -294,16 +296,7 @@ def statistics_have_another_version_after_each_step(steps):
 
 
 def saved_tensors_are_moved(steps):
-    for _ in range(4):
-        steps.network.zero_grad()
-        steps.exact.zero_grad()
-        x, other = steps.batch(), steps.batch()
-        for call in (steps.compiled, steps.exact):
-            with torch.autograd.graph.save_on_cpu():
-                losses = steps.loss_of(call, x), steps.loss_of(call, other)
-            for loss in losses:
-                loss.backward()
-        steps.check()
+    passes_of_several_steps_interleave(steps, torch.autograd.graph.save_on_cpu)
 
 
 def forward_passes_are_checkpointed(steps):

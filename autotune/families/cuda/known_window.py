@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from autotune.core import Architecture
 from autotune.families.base import Config, Parameter
-from autotune.families.cuda.rules import require_whole_vectors, require_window
-from autotune.families.rules import require
+from autotune.families.cuda.rules import require_access, require_whole_vectors, require_window
+from autotune.families.rules import Rules, require
 from autotune.ir import Conv2d, Pool2d
 
 POOL_FILTERS = (2, 3)
@@ -30,6 +30,13 @@ def require_both(config: Config) -> str | None:
     return require(
         (config["filter"] == 0) == (config["stride"] == 0), "filter and stride must both be given, or both be 0"
     )
+
+
+def column_rules(config: Config, dtype: str) -> Rules:
+    """Yield the rules of a kernel whose threads take `columns` neighbouring windows of a row."""
+    yield require_both(config)
+    yield require(config["filter"] != 0 or config["columns"] == 1, "columns must be 1 if filter is 0")
+    yield require_access(int(config["vector"]), dtype)
 
 
 def why_unfit(

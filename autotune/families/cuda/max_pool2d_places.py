@@ -7,7 +7,6 @@ from math import ceil
 from autotune.core import Architecture, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
 from autotune.families.cuda import known_window
-from autotune.families.cuda.rules import require_access
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import DTYPES, Epilogue, MaxPool2dPlaces
 
@@ -27,9 +26,7 @@ def _registers(config: Config, dtype: str) -> int:
 
 def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
     def rules() -> Rules:
-        yield known_window.require_both(config)
-        yield require(config["filter"] != 0 or config["columns"] == 1, "columns must be 1 if filter is 0")
-        yield require_access(int(config["vector"]), dtype)
+        yield from known_window.column_rules(config, dtype)
         registers = _registers(config, dtype)
         yield require(
             registers <= _MAX_REGISTERS, f"a thread must fit {_MAX_REGISTERS} registers; it takes {registers}"

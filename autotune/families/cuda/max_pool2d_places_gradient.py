@@ -5,7 +5,6 @@ from __future__ import annotations
 from autotune.core import Architecture, ceil_div, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
 from autotune.families.cuda import known_window
-from autotune.families.cuda.rules import require_access
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import Epilogue, MaxPool2dPlacesGradient
 
@@ -19,9 +18,7 @@ def _sums(config: Config) -> int:
 
 def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
     def rules() -> Rules:
-        yield known_window.require_both(config)
-        yield require(config["filter"] != 0 or config["columns"] == 1, "columns must be 1 if filter is 0")
-        yield require_access(int(config["vector"]), dtype)
+        yield from known_window.column_rules(config, dtype)
         yield require(_sums(config) <= _MAX_SUMS, f"a thread must fit {_MAX_SUMS} sums; it has {_sums(config)}")
 
     return first_unmet(rules())

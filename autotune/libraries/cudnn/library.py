@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autotune.core import LibraryError
+from autotune.core import LibraryError, first_line
 
 PACKAGE = "nvidia-cudnn-frontend==1.28.0"
 """The requirement to install: the last version without large dependencies."""
@@ -76,12 +76,6 @@ def versions(device: torch.device) -> dict[str, str]:
     """Return the versions of cuDNN and of its package; raises LibraryError if they cannot be used."""
     found = library(device)
     return {"cudnn": found.version, "frontend": found.cudnn.__version__}
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's text that is not empty; the error's type without one."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
 
 
 def is_error(error: Exception, name: str) -> bool:

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from autotune.core import LibraryError, format_bytes
+from autotune.core import LibraryError, first_line, format_bytes
 from autotune.ir import Convolution, Problem, Tensors
 from autotune.libraries.cudnn.graph import arguments, check, describe, vector_dtypes
-from autotune.libraries.cudnn.library import CudnnLibrary, first_line, is_error, library
+from autotune.libraries.cudnn.library import CudnnLibrary, is_error, library
 
 WORKSPACE_LIMIT = 4 << 30
 """Largest workspace of a plan in bytes; a plan that needs more is not run."""

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from autotune.core import LibraryError
+from autotune.core import LibraryError, first_line
 from autotune.ir import Problem, Tensors
 from autotune.libraries.cudnn.graph import arguments, check, operand_numbers
-from autotune.libraries.cudnn.library import CudnnLibrary, first_line, library
+from autotune.libraries.cudnn.library import CudnnLibrary, library
 from autotune.libraries.cudnn.plans import ExecutionPlan, FoundPlans, find_plans
 from autotune.libraries.cudnn_names import FAMILY
 

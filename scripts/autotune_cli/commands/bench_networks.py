@@ -244,17 +244,8 @@ def measure(name: str, arguments: argparse.Namespace, device: str, place: Mappin
         if not arguments.no_tune:
             started = time.monotonic()
             arch = "cpu" if device == "cpu" else "auto"
-            tune = (
-                "tune",
-                *_model(name, arguments),
-                *batches,
-                "--arch",
-                arch,
-                "--db",
-                str(database),
-                "--budget",
-                arguments.budget,
-            )
+            where = ("--db", str(database), "--budget", arguments.budget)
+            tune = ("tune", *_model(name, arguments), *batches, "--arch", arch, *where)
             _run(*tune, report=database.with_suffix(".tune.txt"), place=place)
             entry["tune_seconds"] = round(time.monotonic() - started, 1)
         entry["batches"] = [record for bench in benches for record in bench.batches()]
