@@ -105,13 +105,14 @@ class ReplayedStep:
         Hooks on saved tensors, such as those of activation checkpoints, are for AOTAutograd's function: it saves as
         many tensors in each call.
         """
-        if (forward := self._passes.forward) and _saved_tensors_hooks(True) is None:
+        if (forward := self._passes.forward) and _saved_tensors_hooks(True) is None and not _is_transformed():
             with forward.lock:
                 if self._recorded is None or self._recorded.recording is not forward.recording:
                     self._recorded = _recorded(self._passes, self._count)
                 if self._recorded and self._recorded.recording.is_ready(arguments):
                     results = _run(self._recorded, *arguments)
-                    torch.autograd.graph.increment_version([arguments[i] for i in self._recorded.form.changed])
+                    if changed := self._recorded.form.changed:
+                        torch.autograd.graph.increment_version([arguments[i] for i in changed])
                     return results
         return self._compiled(*arguments)
 
@@ -146,22 +147,30 @@ def _recorded(passes: StepPasses, count: int) -> _Recorded | None:
 
 
 class _Step(torch.autograd.Function):
-    """(both passes, arguments) -> results. The token is saved for as long as autograd needs the saved tensors."""
+    """(both passes, arguments) -> results. The token is saved for as long as autograd needs the saved tensors.
+
+    Arguments that the backward pass reads stay in `kept`: to save and to unpack each takes longer than to compare all
+    versions.
+    """
 
     @staticmethod
     def forward(ctx: Any, step: _Recorded, *arguments: torch.Tensor) -> Any:
         recording = step.recording
         ctx.step = step
         recording.run(arguments)
-        kept = [arguments[j] for _, j in recording.passed]  # autograd notices if they change before the backward pass
-        ctx.save_for_backward(step.token.detach(), *kept)
+        ctx.kept = kept = [arguments[j] for _, j in recording.passed]
+        ctx.versions = [one._version for one in kept]
+        ctx.save_for_backward(step.token.detach())
         return tuple(recording.results[i].clone() for i in range(step.form.num_results))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        _, *kept = ctx.saved_tensors
+        _ = ctx.saved_tensors  # raises where autograd has released them
         step: _Recorded = ctx.step
+        kept: list[torch.Tensor] = ctx.kept
+        if [one._version for one in kept] != ctx.versions:
+            raise RuntimeError(_changed(kept, ctx.versions))
         if torch._C._autograd._get_current_graph_task_keep_graph() and not step.form.is_reusable:
             raise RuntimeError(
                 "the backward pass of a compiled step writes to what the forward pass saved, so that retain_graph=True "
@@ -181,4 +190,15 @@ def _with_strides(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
-_run: Callable[..., Any] = _Step.apply
+def _changed(kept: Sequence[torch.Tensor], versions: Sequence[int]) -> str:
+    """Return what is wrong, in the words that autograd has for it."""
+    one, version = next((one, version) for one, version in zip(kept, versions, strict=True) if one._version != version)
+    return (
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"[{one.type()} {list(one.shape)}] is at version {one._version}; expected version {version} instead"
+    )
+
+
+_is_transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active
+_run: Callable[..., Any] = super(torch.autograd.Function, _Step).apply
+"""`_Step.apply` without what it does for transforms of functorch, a twentieth of a step of 48 parameters."""
