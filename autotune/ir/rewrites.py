@@ -12,6 +12,7 @@ from autotune.ir.epilogue import Argument, Epilogue
 from autotune.ir.network import Layer
 from autotune.ir.problem import (
     AvgPool2d,
+    Cast,
     Concat,
     ConcatConv2d,
     Conv2d,
@@ -27,6 +28,8 @@ from autotune.ir.problem import (
     SeGates,
     SeTail,
     SqueezeExcite,
+    Stem,
+    StemCast,
 )
 
 
@@ -60,6 +63,27 @@ def fuse_expand(expand: Layer, depthwise: Layer, name: str) -> Layer:
     _add_arguments(old, problem.epilogue.arguments, buffers, weights)
     scalars = (*expand.scalars, *depthwise.scalars)
     return Layer(name, problem, buffers, weights, scalars)
+
+
+def fuse_cast(stem: Layer, cast: Layer, name: str) -> Layer | None:
+    """Return a stem and the cast after it as one layer.
+
+    None if a step of the stem accesses a tensor, which would be in another dtype, or if there are too many scalars.
+    """
+    first, after = stem.problem, cast.problem
+    assert isinstance(first, Stem) and isinstance(after, Cast)
+    if first.epilogue.accesses_tensors:
+        return None
+    sizes = {one.name: getattr(first, one.name) for one in dataclasses.fields(first)}
+    sizes["epilogue"] = Epilogue((*first.epilogue.names, *after.epilogue.names))
+    try:
+        problem = StemCast(**sizes, result=after.result)
+    except ProblemError:
+        return None
+    buffers, weights = {"x": stem.buffers["x"], "y": cast.buffers["y"]}, {"weight": stem.weights["weight"]}
+    old = [(layer, one) for layer in (stem, cast) for one in layer.problem.epilogue.arguments]
+    _add_arguments(old, problem.epilogue.arguments, buffers, weights)
+    return Layer(name, problem, buffers, weights, (*stem.scalars, *cast.scalars))
 
 
 def fuse_pair(first: Layer, second: Layer, name: str, keep: bool) -> Layer | None:

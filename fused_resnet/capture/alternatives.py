@@ -11,6 +11,7 @@ from typing import TypeVar
 from autotune.ir import (
     Alternative,
     AvgPool2d,
+    Cast,
     Concat,
     ConstantExpr,
     Conv2d,
@@ -25,6 +26,7 @@ from autotune.ir import (
     Stem,
     ToChannelsLast,
     fold_gate,
+    fuse_cast,
     fuse_concat,
     fuse_expand,
     fuse_gate,
@@ -250,6 +252,7 @@ def _first_layers(layers: Sequence[Layer], image: Layer, conv: Layer) -> Iterato
         buffers={**conv.buffers, "x": image.buffers["x"]},
     )
     yield Alternative(whole.name, both, (whole,))
+    yield from _with_cast(layers, whole, conv, both)
     pool = _max_pool_after(layers, conv)
     if pool:
         assert isinstance(pool.problem, MaxPool2d)
@@ -262,6 +265,24 @@ def _first_layers(layers: Sequence[Layer], image: Layer, conv: Layer) -> Iterato
         )
         if pooled.problem.output_shape == pool.problem.output_shape:
             yield Alternative(pooled.name, (*both, pool.name), (pooled,))
+            yield from _with_cast(layers, pooled, pool, (*both, pool.name))
+
+
+def _with_cast(layers: Sequence[Layer], stem: Layer, last: Layer, replaced: tuple[str, ...]) -> Iterator[Alternative]:
+    """Yield a stem together with the cast that alone reads its result.
+
+    Args:
+        layers: All layers.
+        stem: The stem.
+        last: The layer whose result the stem computes.
+        replaced: The layers in whose place the stem stands.
+    """
+    cast = _only_reader(layers, last)
+    if cast is None or not isinstance(cast.problem, Cast):
+        return
+    both = fuse_cast(stem, cast, f"{stem.name}.{cast.problem.result}")
+    if both:
+        yield Alternative(both.name, (*replaced, cast.name), (both,))
 
 
 def _max_pool_after(layers: Sequence[Layer], conv: Layer) -> Layer | None:

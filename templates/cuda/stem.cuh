@@ -29,6 +29,7 @@ namespace at {
 template <typename Config>
 struct StemKernel {
   using Element = typename Config::Element;
+  using Stored = typename Config::Stored;  // of the result
   using Problem = typename Config::Problem;
   using Launch = typename Config::Launch;
   using Params = Plain<Problem>;
@@ -207,7 +208,7 @@ struct StemKernel {
       }
       const int64_t offset = (((int64_t)at.image * a.p + row) * a.q + q) * a.k + channel;
       Config::apply(v, params.p.p, a.scalars, channel, offset);
-      at::store(v, (Element*)params.p.p[2] + offset);
+      at::store(v, (Stored*)params.p.p[2] + offset);
     }
   }
 

@@ -38,6 +38,9 @@ OF_BYTES = [
     "avg_pool2d n=3 h=9 w=7 c=48 r=3 s=3 stride=2,2 pad=1,1 dtype=s8 epilogue=mul_scalar",
     "concat n=3 h=7 w=9 pieces=64,32,0:16/32 dtype=s8",
     "elementwise n=3 h=5 w=7 c=48 dtype=s8 epilogue=scale,bias,relu,store",
+    "stem_cast n=3 h=21 w=56 c=3 k=64 r=7 s=7 stride=2 pad=3 pool=3 pool_stride=2 pool_pad=1 result=s8 dtype=f16 "
+    "epilogue=bias,relu,mul_scalar",
+    "stem_cast n=2 h=31 w=40 c=4 k=40 r=3 s=3 stride=2 pad=1 result=s8 dtype=bf16 epilogue=bias,silu,mul_scalar",
 ]
 CONVOLUTIONS = [
     "conv2d n=3 h=13 w=9 c=80 k=48 r=3 s=3 pad=1 dtype=e4m3 epilogue=scale,bias,relu",

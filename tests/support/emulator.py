@@ -145,7 +145,7 @@ class Emulated:
             copy.write_text(_emulated(header.read_text()))
         text, symbol = rendering.unit([kernel]), rendering.symbol(kernel)
         (folder / "kernel.cu").write_text(_emulated(text))
-        problem = re.search(rf"{symbol}_prepare\((\w+) ", text)
+        problem = re.search(rf"{symbol}_prepare\((\w+) ", text) or re.search(r"using Problem = (\w+);", text)
         assert problem
         values = {"SYMBOL": symbol, "PROBLEM": problem[1], **({} if "using Kernel =" in text else {"PLAIN": 1})}
         defined = [f"-DEMULATED_{name}={value}" for name, value in values.items()]

@@ -324,6 +324,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     ),
     "cuda_squeeze_excite": squeeze,
     "cuda_stem": stem,
+    "cuda_stem_cast": lambda rng: stem(rng).replace("stem", "stem_cast", 1) + f" result={rng.choice(('s8', 'e4m3'))}",
     "cuda_stem_se_block": stem_block,
     "cuda_upsample": resize,
     "cuda_to_channels_last": lambda rng: pixels(

@@ -11,9 +11,9 @@ from autotune.core import Architecture, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.families.cuda.rules import resident_rules
 from autotune.families.rules import Rules, first_unmet, require
-from autotune.ir import Conv2d, Conv2dWgrad, Epilogue, Stem
+from autotune.ir import Conv2d, Conv2dWgrad, Epilogue, Stem, StemCast
 
-P = TypeVar("P", Conv2d, Stem)
+P = TypeVar("P", Conv2d, Stem, StemCast)
 
 _WALKS = (1, 2, 4, 8, 16, 32)
 _FILTERS = (3, 5, 7)
@@ -47,7 +47,7 @@ class FewChannelsShape:
 
     @classmethod
     def from_config(cls, config: Config) -> FewChannelsShape:
-        """Return the shape of a config. Only the family of NCHW images has `pool`; its stride is always 2."""
+        """Return the shape of a config. Only the families of NCHW images have `pool`; their stride is always 2."""
         return cls(
             wgmma=config["instruction"] == "wgmma",
             interleaved="pool" not in config,
@@ -132,7 +132,10 @@ class FewChannelsShape:
 
 
 def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    return first_unmet(_shape_rules(FewChannelsShape.from_config(config), arch))
+    result = str(config.get("result", dtype))
+    return require(result in arch.dtypes, f"{arch.name} has no {result}") or first_unmet(
+        _shape_rules(FewChannelsShape.from_config(config), arch)
+    )
 
 
 def _shape_rules(x: FewChannelsShape, arch: Architecture) -> Rules:
@@ -167,14 +170,14 @@ def window_rules(problem: Conv2d | Conv2dWgrad | Stem, strides: tuple[int, ...])
     yield require(problem.k % 8 == 0, "k must be a multiple of 8")
 
 
-def fit_rules(k: int, config: Config, decided: Mapping[str, int]) -> Rules:
+def fit_rules(k: int, config: Config, decided: Mapping[str, Value]) -> Rules:
     """Yield that a config has the values that its problem decides, and no tile for k channels that is half empty."""
     for parameter, value in decided.items():
         yield require(config[parameter] == value, f"{parameter} must be {value}; it is {config[parameter]}")
     yield require(k > 32 or int(config["tile_k"]) <= 32, "tile_k must be 32 if k <= 32: half a tile would be empty")
 
 
-def fitting_values(parameter: Parameter, k: int, decided: Mapping[str, int]) -> tuple[Value, ...]:
+def fitting_values(parameter: Parameter, k: int, decided: Mapping[str, Value]) -> tuple[Value, ...]:
     """Return the values of a parameter for which `fit_rules` can hold."""
     if parameter.name == "tile_k" and k <= 32:
         return (32,)
@@ -237,7 +240,7 @@ def family(
     *,
     own_parameters: tuple[Parameter, ...],
     why_unsupported: Callable[[P], str | None],
-    decided: Callable[[P], Mapping[str, int]],
+    decided: Callable[[P], Mapping[str, Value]],
 ) -> Family[P]:
     """Return a family of convolutions of few channels.
 

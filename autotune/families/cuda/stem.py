@@ -7,8 +7,12 @@ from autotune.families.cuda import few_channels
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import Stem
 
+POOL = Parameter("pool", (0, 1), "1: the 3x3 max pool with stride 2 behind the convolution")
 
-def _why_unsupported(problem: Stem) -> str | None:
+
+def why_unsupported(problem: Stem) -> str | None:
+    """Return why no kernel solves a problem; None if one does."""
+
     def rules() -> Rules:
         yield require(
             (problem.pool, problem.pool_stride, problem.pool_pad) in ((1, 1, 0), (3, 2, 1)),
@@ -20,7 +24,8 @@ def _why_unsupported(problem: Stem) -> str | None:
     return first_unmet(rules())
 
 
-def _decided(problem: Stem) -> dict[str, int]:
+def decided(problem: Stem) -> dict[str, int]:
+    """Return the parameters that a problem decides, with their values."""
     access = few_channels.widest_access(problem.w)
     return {"filter": problem.r, "channels": problem.c, "pool": int(problem.pool > 1), "access": access}
 
@@ -28,7 +33,7 @@ def _decided(problem: Stem) -> dict[str, int]:
 FAMILY = few_channels.family(
     "cuda_stem",
     Stem,
-    own_parameters=(Parameter("pool", (0, 1), "1: the 3x3 max pool with stride 2 behind the convolution"),),
-    why_unsupported=_why_unsupported,
-    decided=_decided,
+    own_parameters=(POOL,),
+    why_unsupported=why_unsupported,
+    decided=decided,
 )

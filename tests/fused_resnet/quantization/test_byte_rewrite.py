@@ -1,6 +1,7 @@
 """Results of networks in 8-bit formats against arithmetic that is written anew."""
 
 import copy
+import dataclasses
 import pickle
 from collections import defaultdict
 
@@ -17,12 +18,21 @@ from tune_arguments import requested
 from autotune.families import Kernel, family, serving
 from autotune.ir import BYTE_PRECISIONS, S8
 from autotune.ir.epilogue_steps import define_step
-from autotune.runtime import KernelChoice, bind_layer, caller_slots, make_buffers, make_runs
+from autotune.runtime import (
+    ExecutionContext,
+    KernelChoice,
+    NetworkPlan,
+    bind_layer,
+    caller_slots,
+    make_buffers,
+    make_runs,
+)
 from autotune.runtime.network_plan import execute
 from fused_resnet import Activation, FusedResNet
 from fused_resnet.module_state import module_state
 from fused_resnet.quantization import capture_bytes
 from fused_resnet.quantization.calibrate import calibrate
+from tuning_db import reader
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
 
@@ -134,6 +144,23 @@ def test_changed_weights_are_brought_to_bytes_anew(basic, empty_db):
     assert torch.equal(
         network(x), FusedResNet.from_model(changed, empty_db, precision=precision, calibration=scales)(x)
     )
+
+
+def test_the_first_layers_also_run_with_their_cast(basic, empty_db):
+    """The pool's result is written in bytes, and its conversion is left out."""
+    model, expected, precision = basic
+    x, scales = images(64, seed=9), calibrate(model, SEEN, bias_correction=False, precision=precision)
+    network = capture_bytes(model, tuple(x.shape), "f32", scales, BYTE_PRECISIONS[precision])
+    name = f"conv1.stem_pool.{BYTE_PRECISIONS[precision].dtype}"
+    taken = dataclasses.replace(network, layers=network.layers_with([name]), alternatives=())
+    assert [str(layer.problem.epilogue) for layer in taken.layers[:1]] == ["bias,relu,mul_scalar"]
+    assert len(taken.layers) == len(network.layers) - 3
+    with reader(empty_db) as store:
+        plan = NetworkPlan(taken, module_state(model), store, CPU, graph=False)
+    context = ExecutionContext(plan, graph=False)
+    y = torch.full_like(context.template, float("nan"))
+    context.run([x], [y], stream=0)
+    assert_bytes_arithmetic(y, expected, model, x, precision)
 
 
 @pytest.mark.compile

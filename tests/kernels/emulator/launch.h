@@ -135,6 +135,8 @@ struct EmulatedIndex {
 #define __grid_constant__
 #define __shfl_sync(mask, value, from) emu::shuffled(mask, value, from)
 #define __shfl_xor_sync(mask, value, distance) emu::shuffled(mask, value, emu::lane() ^ (distance))
+#define __shfl_down_sync(mask, value, distance) \
+  emu::shuffled(mask, value, emu::lane() + (distance) < 32 ? emu::lane() + (distance) : emu::lane())
 #define __syncwarp() emu::exchange(0xffffffffu, 0, 0)
 #define __syncthreads() emu::sync_of(0, emu::own().threads)
 inline int __syncthreads_or(int v) {

@@ -46,6 +46,7 @@ from autotune.ir.problem.operators.to_channels_last import ToChannelsLast
 from autotune.ir.problem.operators.space_to_depth import SpaceToDepth
 from autotune.ir.problem.operators.depth_to_space import DepthToSpace
 from autotune.ir.problem.operators.stem import Stem
+from autotune.ir.problem.operators.stem_cast import StemCast
 from autotune.ir.problem.operators.expand_depthwise import ExpandDepthwise
 from autotune.ir.problem.operators.se_tail import SeTail
 from autotune.ir.problem.operators.squeeze_excite import (
@@ -110,6 +111,7 @@ __all__ = [
     "SpaceToDepth",
     "SqueezeExcite",
     "Stem",
+    "StemCast",
     "ToChannelsLast",
     "TorchCall",
     "Upsample",
