@@ -127,8 +127,11 @@ def bind(
 
 
 def _factors(problem: Problem) -> torch.dtype:
-    """Return the dtype of the products: float32 for bytes. Sums of int8 are exact in it up to 2^24."""
-    return torch.float32 if problem.dtype in BYTE_FORMATS else DTYPES[problem.dtype]
+    """Return the dtype of the products: float32 for bytes, whose sums are exact in it up to 2^24.
+
+    It is also that of a result in bytes: rounded to float16 before the scale, it would be another byte.
+    """
+    return torch.float32 if {problem.dtype, problem.output_dtype} & set(BYTE_FORMATS) else DTYPES[problem.dtype]
 
 
 def convolution(

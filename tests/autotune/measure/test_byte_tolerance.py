@@ -64,6 +64,8 @@ def test_an_allowance_follows_the_channel():
         "max_pool2d n=2 h=9 w=9 c=33 r=3 s=3 stride=2 pad=1 dtype=e4m3",
         "cast n=2 h=9 w=4 c=71 result=e4m3 dtype=f32 epilogue=mul_scalar,add",
         "cast n=2 h=9 w=4 c=71 result=f32 dtype=e4m3 epilogue=mul_scalar",
+        "stem_cast n=4 h=36 w=36 c=3 k=24 r=7 s=7 stride=2 pad=3 pool=3 pool_stride=2 pool_pad=1 result=e4m3 dtype=f16 "
+        "epilogue=bias,relu,mul_scalar",
     ],
 )
 def test_torchs_operators_cast(text):
