@@ -14,7 +14,7 @@ PAUSE = 600.0
 """Seconds between two trials from which on they belong to two runs; the slowest kernels take a minute to compile."""
 
 FEWEST_TRIALS = 20
-"""A run with fewer trials before the finals is not drawn. A packed database holds hardly any."""
+"""A run with fewer trials before the finals is not drawn."""
 
 MOST_INTERVALS = 120
 """Number of intervals over which the seconds of the phases are summed; none is shorter than a second, in which trials
@@ -28,7 +28,12 @@ Timed = tuple[float, str, Trial]
 
 
 def runs(layers: Iterable[Layer]) -> tuple[Run, ...]:
-    """Return the runs of all trials before the finals whose time is recorded, in the order of time."""
+    """Return the runs of all trials before the finals whose time is recorded, in the order of time.
+
+    There are none in a packed database, which holds fewer trials than finalists: it would show a search that took a
+    few good guesses.
+    """
+    layers = list(layers)
     found: list[Timed] = sorted(
         (
             (trial.recorded, layer.id, trial)
@@ -38,6 +43,8 @@ def runs(layers: Iterable[Layer]) -> tuple[Run, ...]:
         ),
         key=lambda timed: timed[0],
     )
+    if len(found) < sum(trial.final for layer in layers for trial in layer.trials):
+        return ()
     parts: list[list[Timed]] = [found[:1]]
     for before, timed in pairwise(found):
         if timed[0] - before[0] > PAUSE:
