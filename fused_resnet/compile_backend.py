@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autotune.core import CaptureError, UnknownNameError, require_one_of
+from autotune.core import CaptureError, UnknownNameError, in_one_line, require_one_of
 from autotune.ir import BYTE_PRECISIONS, Network, ToChannelsLast, TorchCall
 from autotune.runtime.engine import same_objects
 from fused_resnet.dynamo_graph import Unlifted, unlift
@@ -356,8 +356,5 @@ def _other_backend(graph_module: fx.GraphModule, example_inputs: Sequence[Any], 
     except RestartAnalysis:
         raise  # a request to Dynamo
     except Exception as error:  # no C++ compiler, no Triton, or a failure of Inductor
-        line = (str(error).strip().splitlines() or [""])[0]
-        warnings.warn(
-            f"Inductor cannot compile a graph, which runs without it: {type(error).__name__}: {line}", stacklevel=3
-        )
+        warnings.warn(f"Inductor cannot compile a graph, which runs without it: {in_one_line(error)}", stacklevel=3)
         return graph_module.forward

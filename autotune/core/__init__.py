@@ -26,6 +26,7 @@ from autotune.core.errors import (
     UnknownNameError,
     WorkerError,
     first_line,
+    in_one_line,
     require_one_of,
 )
 from autotune.core.math import ceil_div, format_bytes, pareto_front, round_up
@@ -61,6 +62,7 @@ __all__ = [
     "device_target",
     "first_line",
     "format_bytes",
+    "in_one_line",
     "measure_device",
     "of_capability",
     "of_target",

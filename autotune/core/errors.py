@@ -57,3 +57,9 @@ def first_line(error: Exception) -> str:
     """Return the first line of an error's text that is not empty; the error's type without one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
+
+
+def in_one_line(error: Exception) -> str:
+    """Return the type and the first line of an error; the line alone if the error is one of this project."""
+    kind, line = type(error).__name__, first_line(error)
+    return line if isinstance(error, AutotuneError) or line == kind else f"{kind}: {line}"

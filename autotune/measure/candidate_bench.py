@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from autotune.core import AutotuneError, WorkerError, format_bytes
+from autotune.core import WorkerError, format_bytes, in_one_line
 from autotune.ir import BYTE_FORMATS, Problem, sum_error
 from autotune.libraries import inductor
 from autotune.measure import byte_tolerance
@@ -226,8 +226,8 @@ class CandidateBench(Workload):
             try:
                 synchronize(self.device)
             except Exception as ruin:
-                raise DeviceLostError(_one_line(ruin)) from failure
-            return Result("failed", _one_line(failure))
+                raise DeviceLostError(in_one_line(ruin)) from failure
+            return Result("failed", in_one_line(failure))
 
     def _first_launches(self, step: Runnable) -> list[float]:
         """Return rough times of single launches on a GPU; none on a CPU, where no implementation is cut short."""
@@ -365,11 +365,3 @@ def _throttling(rounds: Rounds, index: int) -> dict[str, Any]:
 def _accuracy(problem: Problem, candidate: Candidate) -> str:
     """Return the key of the candidate's tolerance: the output's dtype, unless it accumulates in float16."""
     return HALF_SUMS if json.loads(candidate.config).get("accumulator") == "f16" else problem.output_dtype
-
-
-def _one_line(error: Exception) -> str:
-    """Return the kind and the first line of an error; the line alone if the error is one of this project."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if isinstance(error, AutotuneError) and lines:
-        return lines[0]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -20,7 +20,7 @@ from typing import assert_never
 
 import torch
 
-from autotune.core import measure_device
+from autotune.core import in_one_line, measure_device
 from autotune.libraries import cudnn
 from autotune.measure.candidate_bench import CandidateBench
 from autotune.measure.network_bench import NetworkBench
@@ -61,8 +61,7 @@ def serve(connection: Connection, device: torch.device) -> None:
         try:
             answer = _answer(server, request)
         except Exception as error:  # out of memory, a failed launch, an illegal address, an unknown request
-            lines = str(error).splitlines() or [""]
-            crash = Result("crashed", f"{type(error).__name__}: {lines[0]}")
+            crash = Result("crashed", in_one_line(error))
             connection.send(Reply(crash, started, time.monotonic()))
             return
         connection.send(Reply(answer, started, time.monotonic()))

@@ -24,6 +24,7 @@ from optuna.trial import FrozenTrial
 from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
+from autotune.core import first_line
 from autotune.families import families
 from autotune.ir import Problem, parse
 from autotune.measure import TRIAL_STEPS, is_pruned
@@ -131,7 +132,7 @@ def export(
         count = _write(store, storage, tell, objectives)
         os.replace(part, path)
     except (OSError, SQLAlchemyError) as error:
-        raise DatabaseError(f"cannot write {path}: {str(error).splitlines()[0]}") from error
+        raise DatabaseError(f"cannot write {path}: {first_line(error)}") from error
     return count
 
 

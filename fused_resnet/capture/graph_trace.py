@@ -25,7 +25,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 from torch.utils._pytree import TreeSpec, tree_flatten
 
-from autotune.core import CaptureError
+from autotune.core import CaptureError, in_one_line
 from fused_resnet.dynamo_graph import DynamoGraph
 
 _TRAINING = ("train", "training")
@@ -106,8 +106,7 @@ def trace_graph(model: DynamoGraph, inputs: tuple[torch.Tensor, ...], functional
         try:
             traced = tracer(tensors, *fakes)
         except Exception as error:  # a graph may call anything of torch
-            line = (str(error).strip().splitlines() or [""])[0]
-            raise CaptureError(f"the graph cannot be traced: {type(error).__name__}: {line}") from error
+            raise CaptureError(f"the graph cannot be traced: {in_one_line(error)}") from error
     places = [node for node in traced.graph.nodes if node.op == "placeholder"]
     names = [node.name for node in model.graph.nodes if node.op == "placeholder"]
     given = dict(zip(places[len(state) :], names, strict=True))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from autotune.core import CaptureError
+from autotune.core import CaptureError, in_one_line
 from fused_resnet.capture.trace import check
 
 
@@ -38,10 +38,8 @@ def copy_of(model: Any) -> nn.Module:
     try:
         copied: nn.Module = copy.deepcopy(model, memo)
     except Exception as error:  # a user's class may raise anything
-        reason = (str(error).splitlines() or [""])[0]
         raise CaptureError(
-            f"the model ({type(model).__name__}) cannot be copied: {type(error).__name__}: {reason}. "
-            "copy.deepcopy(model) must work"
+            f"the model ({type(model).__name__}) cannot be copied: {in_one_line(error)}. copy.deepcopy(model) must work"
         ) from error
     return copied
 

@@ -21,7 +21,7 @@ import torch
 from torch import fx, nn
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
-from autotune.core import CaptureError
+from autotune.core import CaptureError, in_one_line
 from autotune.ir import DTYPES, TENSOR_DTYPES, ConstantExpr, ConstantSource
 from fused_resnet.arguments import Signature, put_together
 from fused_resnet.capture.graph_trace import TracedGraph, trace_graph
@@ -168,10 +168,8 @@ def _own_export_state() -> Iterator[None]:
 
 
 def _failure(model: nn.Module, signature: Signature, error: Exception) -> CaptureError:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = f"{type(error).__name__}: {lines[0] if lines else ''}"
     return CaptureError(
-        f"{_where(model, error.__traceback__)} cannot be traced for {signature}: {reason}. "
+        f"{_where(model, error.__traceback__)} cannot be traced for {signature}: {in_one_line(error)}. "
         "Its forward must take such inputs, and its control flow may depend on shapes only, not on values of tensors"
     )
 

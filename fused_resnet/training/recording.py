@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from autotune.core import first_line
+
 Run = Callable[[list[Any]], Sequence[Any]]
 """A compiled pass: it takes its arguments in a list, empties the list, and returns its results."""
 Record = Callable[[Run, list[torch.Tensor]], tuple[Callable[[], object], Sequence[Any]]]
@@ -160,8 +162,7 @@ class Replayed:
             self.recording = self._recorded(arguments)
         except RuntimeError as error:
             self._recordings_left = 0
-            line = (str(error).strip().splitlines() or [""])[0]
-            warnings.warn(f"a pass of a training step runs without a CUDA graph: {line}", stacklevel=2)
+            warnings.warn(f"a pass of a training step runs without a CUDA graph: {first_line(error)}", stacklevel=2)
         return self.recording
 
     def _stay_in_place(self, arguments: Sequence[torch.Tensor]) -> bool:

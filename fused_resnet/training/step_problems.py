@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from autotune.core import CaptureError
+from autotune.core import CaptureError, in_one_line
 from autotune.ir import JOINED_RELU, NO_RELU, OWN_RELU, Convolution, Problem
 from fused_resnet.training.forms import forms
 from fused_resnet.training.norms import (
@@ -145,8 +145,7 @@ def _noted(
         except CaptureError:
             raise
         except Exception as error:  # a module may run anything
-            line = (str(error).strip().splitlines() or [""])[0]
-            raise CaptureError(f"the training step cannot be traced: {type(error).__name__}: {line}") from error
+            raise CaptureError(f"the training step cannot be traced: {in_one_line(error)}") from error
     return StepProblems(notes.named(), notes.others, norms.named(), norms.fused())
 
 

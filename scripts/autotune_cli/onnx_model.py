@@ -70,10 +70,8 @@ def load(path: Path) -> tuple[nn.Module, tuple[int, ...] | None]:
         raise AutotuneError(f"'{path}' has {len(inputs)} inputs ({names}): give a model with one image as its input")
     try:
         module = _converted(model)
-    except NotImplementedError as error:  # the message names the operator and its version
+    except Exception as error:  # an operator that it does not know, or attributes that a converter does not expect
         raise AutotuneError(f"onnx2torch cannot convert '{path}': {one_line(error)}") from error
-    except Exception as error:  # a node with attributes that a converter does not expect
-        raise AutotuneError(f"onnx2torch cannot convert '{path}': {type(error).__name__}: {one_line(error)}") from error
     batch, *sizes = [size.dim_value for size in inputs[0].type.tensor_type.shape.dim] or [0]
     _fix_shapes(module, batch)
     return OnnxNetwork(module).eval(), tuple(sizes) if sizes and all(size > 0 for size in sizes) else None

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from autotune.core import AutotuneError, cpu_name
+from autotune.core import cpu_name, in_one_line
 from autotune.core.paths import version
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,8 +95,6 @@ def write(record: dict[str, Any], path: Path) -> None:
 
 def one_line(problem: Exception | Warning | str) -> str:
     """Return the type and the first line of an error, and only the first line of a warning or of an AutotuneError."""
-    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
-    text = lines[0] if lines else ""
-    if isinstance(problem, Exception) and not isinstance(problem, (Warning, AutotuneError)):
-        return f"{type(problem).__name__}: {text}" if text else type(problem).__name__
-    return text
+    if isinstance(problem, Exception) and not isinstance(problem, Warning):
+        return in_one_line(problem)
+    return next((line.strip() for line in str(problem).splitlines() if line.strip()), "")
