@@ -58,3 +58,9 @@ def test_every_link_leads_somewhere(page):
         target = page.parent / path if path else page
         assert target.exists(), f"{path} is missing"
         assert not anchor or anchor in anchors(target.read_text()), f"{target.name} has no #{anchor}"
+
+
+def test_every_page_is_in_the_navigation():
+    known = (ROOT / "mkdocs.yml").read_text()
+    docs = ROOT / "docs"
+    assert not [page for page in sorted(docs.rglob("*.md")) if f"{page.relative_to(docs)}" not in known]
