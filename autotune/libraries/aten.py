@@ -17,8 +17,8 @@ from autotune.ir import (
     Conv2dWgrad,
     Convolution,
     Epilogue,
+    FirstLayers,
     Problem,
-    Stem,
     Tensors,
     compute,
 )
@@ -34,7 +34,7 @@ PASSES = (Conv2d, Conv2dDgrad, Conv2dWgrad)
 
 def configs(problem: Problem) -> list[dict[str, str]]:
     """Return the configs of torch's candidates: convolutions in both memory formats, other problems in one."""
-    formats = ["channels_last", "contiguous"] if isinstance(problem, (*PASSES, Stem)) else ["channels_last"]
+    formats = ["channels_last", "contiguous"] if isinstance(problem, (*PASSES, FirstLayers)) else ["channels_last"]
     return [{"memory_format": name} for name in formats]
 
 
@@ -98,7 +98,7 @@ def bind(
     Returns:
         run(late): solves the problem; the tensors in `late` replace those of the same name.
     """
-    if not isinstance(problem, (*PASSES, Stem)):
+    if not isinstance(problem, (*PASSES, FirstLayers)):
         bytes_ = {problem.dtype, problem.output_dtype} & set(BYTE_FORMATS)
 
         def run(late: Tensors) -> None:
@@ -112,8 +112,8 @@ def bind(
 
     memory_format = torch.channels_last if config["memory_format"] == "channels_last" else torch.contiguous_format
     solve = (
-        _stem(problem, memory_format, tensors)
-        if isinstance(problem, Stem)
+        _first_layers(problem, memory_format, tensors)
+        if isinstance(problem, FirstLayers)
         else convolution(problem, memory_format, tensors)
     )
 
@@ -170,7 +170,9 @@ def convolution(
     return lambda t: backward(t["dy"], stand_in(shape, t["dy"]), weight, 0)
 
 
-def _stem(problem: Stem, memory_format: torch.memory_format, tensors: Tensors) -> Callable[[Tensors], torch.Tensor]:
+def _first_layers(
+    problem: FirstLayers, memory_format: torch.memory_format, tensors: Tensors
+) -> Callable[[Tensors], torch.Tensor]:
     """Return a convolution and its pool without the epilogue, as `_convolution`."""
     weight = tensors["weight"].to(_factors(problem)).contiguous(memory_format=memory_format)
 

@@ -196,6 +196,16 @@ def test_runs_are_separated_by_pauses_and_their_best_falls():
     assert not history(late).lanes
 
 
+def test_layers_of_packed_databases_are_no_run():
+    searched = layer("1", [trial(2.0, at) for at in range(30)])
+    kept = [dataclasses.replace(trial(1.0, 99, final=True), kernel=kernel) for kernel in (7, 8, 9)]
+    packed = layer("2", [*(dataclasses.replace(trial(2.0, at), kernel=7) for at in range(30)), *kept])
+    tried = layer("3", [*searched.trials, trial(1.0, 99, final=True)])
+    assert [run.trials for run in runs([tried, packed])] == [30], "the layer whose finalist was tried"
+    assert runs([packed, searched]) == (), "without finals a layer does not tell"
+    assert [run.trials for run in runs([searched])] == [30], "but nothing says that it is packed"
+
+
 def test_few_trials_are_no_run():
     assert runs([layer("1", [trial(1.0, at) for at in range(5)])]) == () == runs([])
 

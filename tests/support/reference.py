@@ -56,6 +56,7 @@ from autotune.ir import (
     SqueezeExcite,
     Stem,
     StemBlock,
+    StemCast,
     StemSeBlockPool,
     ToChannelsLast,
     Upsample,
@@ -192,7 +193,7 @@ def solve(  # noqa: PLR0911, PLR0912, PLR0915 -- a table
             value = _places_gradient(problem, given["places"], given["dy"])
         case Gemm():
             value = torch.einsum("mk,nk->mn", given["x"], given["weight"])
-        case Stem():  # and StemCast, which differs in the dtype of the result
+        case Stem() | StemCast():
             value = F.conv2d(given["x"], given["weight"], None, problem.stride, problem.pad).movedim(1, -1)
             pool, stride, pad = ((size, size) for size in (problem.pool, problem.pool_stride, problem.pool_pad))
             value = _largest(value, pool, stride, pad, problem.output_shape)

@@ -11,7 +11,7 @@ from autotune.core import Architecture, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.families.cuda.rules import resident_rules
 from autotune.families.rules import Rules, first_unmet, require
-from autotune.ir import Conv2d, Conv2dWgrad, Epilogue, Stem, StemCast
+from autotune.ir import Conv2d, Conv2dWgrad, Epilogue, FirstLayers, Stem, StemCast
 
 P = TypeVar("P", Conv2d, Stem, StemCast)
 
@@ -153,7 +153,7 @@ def _shape_rules(x: FewChannelsShape, arch: Architecture) -> Rules:
     yield from resident_rules(arch, x.resident, x.shared_bytes)
 
 
-def window_rules(problem: Conv2d | Conv2dWgrad | Stem, strides: tuple[int, ...]) -> Rules:
+def window_rules(problem: Conv2d | Conv2dWgrad | FirstLayers, strides: tuple[int, ...]) -> Rules:
     """Yield what a problem's window and channels must be; strides: those that the kernels have."""
     yield require(
         problem.stride[0] in strides and problem.stride[0] == problem.stride[1],
@@ -189,12 +189,12 @@ def widest_access(elements: int) -> int:
     return 8 if elements % 8 == 0 else 2
 
 
-def _launches(problem: Conv2d | Stem, config: Config, arch: Architecture) -> list[Launch]:
+def _launches(problem: Conv2d | FirstLayers, config: Config, arch: Architecture) -> list[Launch]:
     tiles = ceil(problem.p / int(config["rows"]))
     return [{"walk": walk} for walk in _WALKS if walk == 1 or walk < 2 * tiles]
 
 
-def _cost(problem: Conv2d | Stem, config: Config, arch: Architecture) -> float:
+def _cost(problem: Conv2d | FirstLayers, config: Config, arch: Architecture) -> float:
     """Estimate cycles: waves of blocks, each bound by what they share of an SM or by a block's own latencies.
 
     Latencies (100, 250, 600, 1500 cycles) and the 80 bytes a cycle of an SM are estimates, not fitted.

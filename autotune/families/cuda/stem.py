@@ -5,12 +5,12 @@ from __future__ import annotations
 from autotune.families.base import Parameter
 from autotune.families.cuda import few_channels
 from autotune.families.rules import Rules, first_unmet, require
-from autotune.ir import Stem
+from autotune.ir import FirstLayers, Stem
 
 POOL = Parameter("pool", (0, 1), "1: the 3x3 max pool with stride 2 behind the convolution")
 
 
-def why_unsupported(problem: Stem) -> str | None:
+def why_unsupported(problem: FirstLayers) -> str | None:
     """Return why no kernel solves a problem; None if one does."""
 
     def rules() -> Rules:
@@ -24,7 +24,7 @@ def why_unsupported(problem: Stem) -> str | None:
     return first_unmet(rules())
 
 
-def decided(problem: Stem) -> dict[str, int]:
+def decided(problem: FirstLayers) -> dict[str, int]:
     """Return the parameters that a problem decides, with their values."""
     access = few_channels.widest_access(problem.w)
     return {"filter": problem.r, "channels": problem.c, "pool": int(problem.pool > 1), "access": access}

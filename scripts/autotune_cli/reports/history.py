@@ -30,27 +30,33 @@ Timed = tuple[float, str, Trial]
 def runs(layers: Iterable[Layer]) -> tuple[Run, ...]:
     """Return the runs of all trials before the finals whose time is recorded, in the order of time.
 
-    There are none in a packed database, which holds fewer trials than finalists: it would show a search that took a
-    few good guesses.
+    Layers of packed databases are left out: they would show a search that took a few good guesses.
     """
     layers = list(layers)
+    is_packed = any(map(_lacks_trials, layers))  # then a layer without finals, which does not tell, is left out, too
     found: list[Timed] = sorted(
         (
             (trial.recorded, layer.id, trial)
             for layer in layers
+            if not (_lacks_trials(layer) or (is_packed and not any(trial.final for trial in layer.trials)))
             for trial in layer.trials
             if trial.recorded is not None and not trial.final
         ),
         key=lambda timed: timed[0],
     )
-    if len(found) < sum(trial.final for layer in layers for trial in layer.trials):
-        return ()
     parts: list[list[Timed]] = [found[:1]]
     for before, timed in pairwise(found):
         if timed[0] - before[0] > PAUSE:
             parts.append([])
         parts[-1].append(timed)
     return tuple(_run(part) for part in parts if len(part) >= FEWEST_TRIALS and part[-1][0] > part[0][0])
+
+
+def _lacks_trials(layer: Layer) -> bool:
+    """Return whether most finalists of a layer lack the trial of the search that made them finalists."""
+    searched = {(trial.kernel, trial.launch) for trial in layer.trials if not trial.final}
+    finals = {(trial.kernel, trial.launch) for trial in layer.trials if trial.final}
+    return len(finals - searched) > len(finals) / 2
 
 
 def _run(part: Sequence[Timed]) -> Run:

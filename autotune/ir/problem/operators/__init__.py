@@ -45,6 +45,7 @@ from autotune.ir.problem.operators.concatenation import MAX_PIECES, Piece
 from autotune.ir.problem.operators.to_channels_last import ToChannelsLast
 from autotune.ir.problem.operators.space_to_depth import SpaceToDepth
 from autotune.ir.problem.operators.depth_to_space import DepthToSpace
+from autotune.ir.problem.operators.first_layers import FirstLayers
 from autotune.ir.problem.operators.stem import Stem
 from autotune.ir.problem.operators.stem_cast import StemCast
 from autotune.ir.problem.operators.expand_depthwise import ExpandDepthwise
@@ -91,6 +92,7 @@ __all__ = [
     "DepthToSpace",
     "Elementwise",
     "ExpandDepthwise",
+    "FirstLayers",
     "FoldedSe",
     "Gemm",
     "GlobalAvgPool2d",
