@@ -55,8 +55,12 @@ class ByteFormat:
         return self.rounded(values).to(self.tensors)
 
     def scale_of(self, largest: torch.Tensor) -> torch.Tensor:
-        """Return the scale with which magnitudes up to `largest` use the whole range; 1 where `largest` is 0."""
-        return torch.where(largest > 0, largest / self.largest, torch.ones_like(largest))
+        """Return the scale with which magnitudes up to `largest` use the whole range.
+
+        It is 1 where that is no normal number of float32, so that such magnitudes become 0.
+        """
+        scale = largest / self.largest
+        return torch.where(scale >= torch.finfo(torch.float32).tiny, scale, torch.ones_like(scale))
 
     def quantized(self, values: torch.Tensor, scale: torch.Tensor | float) -> torch.Tensor:
         """Return values / scale, rounded to the nearest number and saturated to +-largest, in the values' dtype."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -26,3 +27,15 @@ def cudnn_setting(problem: Problem, device: torch.device) -> AbstractContextMana
         return nullcontext()
     cudnn = torch.backends.cudnn
     return cudnn.flags(True, cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=problem.dtype == "tf32")
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """Let torch multiply float32 exactly as float32, also where its settings allow TF32."""
+    products = torch.backends.cuda.matmul
+    before, products.allow_tf32 = products.allow_tf32, False
+    try:
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            yield
+    finally:
+        products.allow_tf32 = before

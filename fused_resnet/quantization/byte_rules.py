@@ -124,12 +124,18 @@ def _why_unfit(layer: Layer, form: ByteFormat) -> str | None:
         return f"its channels (per group) are not multiples of {GRANULE}"
     if form.overflows(conv.r * conv.s * c):
         return "its sums could overflow int32"
-    changes = sum(step.name not in KEEP_SCALE | DIVIDED for step in chain.steps)
     if not _tensors_fit(chain):
         return "its epilogue multiplies or subtracts another activation"
-    if chain.scalars + changes + 1 > MAX_SCALARS or len(problem.operands()) + 1 > MAX_OPERANDS:
+    if not _has_room(layer):
         return "its epilogue has no room for the constants that bytes need"
     return None
+
+
+def _has_room(layer: Layer) -> bool:
+    """Return whether a layer can take a conversion at each step that may change the scale, and one more constant."""
+    problem, chain = layer.problem, layer.problem.epilogue
+    changes = sum(step.name not in KEEP_SCALE | DIVIDED for step in chain.steps)
+    return problem.scalars + chain.scalars + changes + 1 <= MAX_SCALARS and len(problem.operands()) < MAX_OPERANDS
 
 
 def _tensors_fit(chain: Epilogue) -> bool:
@@ -147,7 +153,9 @@ def _chosen(wiring: Wiring, kept: dict[str, str]) -> set[str]:
         else:
             made = wiring.maker.get(layer.buffers.get("x", ""))
             ends = any(map(is_input, layer.reads)) or any(map(is_output, layer.writes))
-            follows = isinstance(layer.problem, _FOLLOWERS) and _tensors_fit(layer.problem.epilogue)
+            follows = (
+                isinstance(layer.problem, _FOLLOWERS) and _tensors_fit(layer.problem.epilogue) and _has_room(layer)
+            )
             taken = follows and not ends and made is not None and made[0].name in chosen
         if taken:
             chosen.add(layer.name)

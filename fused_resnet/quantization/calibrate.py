@@ -19,6 +19,7 @@ from torch import nn
 
 from autotune.core import ProblemError, require_one_of
 from autotune.ir import BYTE_PRECISIONS, S8, Layer
+from autotune.libraries.tf32 import full_float32
 from fused_resnet.capture import capture
 from fused_resnet.module_state import module_state
 from fused_resnet.quantization.bias_correction import bias_corrections, has_room
@@ -72,41 +73,47 @@ def calibrate(
     exact = copy.deepcopy(model).eval().float()
     constants = module_state(exact)
     device = next((tensor.device for tensor in constants.values()), torch.device("cpu"))
-    layers: dict[torch.Size, tuple[Layer, ...]] = {}
-    histograms: dict[str, MagnitudeHistogram] = {}
-    seen: list[torch.Tensor] = []
-    corrected_on: list[torch.Tensor] = []
+    with full_float32(), torch.autocast(device.type, enabled=False):
+        layers: dict[torch.Size, tuple[Layer, ...]] = {}
+        histograms: dict[str, MagnitudeHistogram] = {}
+        seen: list[torch.Tensor] = []
+        corrected_on: list[torch.Tensor] = []
 
-    def observe(layer: Layer, operand: str, values: torch.Tensor) -> torch.Tensor:
-        name = activation(layer, operand)
-        if not values.isfinite().all():
-            raise ProblemError(f"calibration: the result of {name} holds values that are not finite: check the batches")
-        histograms.setdefault(name, MagnitudeHistogram()).add(values)
-        return values
+        def observe(layer: Layer, operand: str, values: torch.Tensor) -> torch.Tensor:
+            name = activation(layer, operand)
+            if not values.is_floating_point():
+                return values
+            if not values.isfinite().all():
+                raise ProblemError(
+                    f"calibration: the result of {name} holds values that are not finite: check the batches"
+                )
+            histograms.setdefault(name, MagnitudeHistogram()).add(values)
+            return values
 
-    for batch in batches:
-        x = (batch[0] if isinstance(batch, list | tuple) else batch).to(device, torch.float32)
-        if x.shape not in layers:
-            layers[x.shape] = capture(exact, tuple(x.shape), "f32").layers
-        run_layers(layers[x.shape], constants, x, written=observe)
-        seen += [x] if max_loss is not None else []
-        corrected_on += [x] if bias_correction and has_room(corrected_on, x) else []
-    if not histograms:
-        raise ProblemError("calibration: no batch was given: give at least one batch of inputs")
-    scales = {
-        name: float(form.scale_of(torch.tensor(range_of(histogram, method, form))))
-        for name, histogram in histograms.items()
-    }
+        for batch in batches:
+            first = batch[0] if isinstance(batch, list | tuple) else batch
+            x = first.to(device, torch.float32, copy=True)  # a generator may fill one tensor again and again
+            if x.shape not in layers:
+                layers[x.shape] = capture(exact, tuple(x.shape), "f32").layers
+            run_layers(layers[x.shape], constants, x, written=observe)
+            seen += [x] if max_loss is not None else []
+            corrected_on += [x] if bias_correction and has_room(corrected_on, x) else []
+        if not histograms:
+            raise ProblemError("calibration: no batch was given: give at least one batch of inputs")
+        scales = {
+            name: float(form.scale_of(torch.tensor(range_of(histogram, method, form), dtype=torch.float64)))
+            for name, histogram in histograms.items()
+        }
 
-    def corrections(kept: Mapping[str, str]) -> Corrections:
-        if not bias_correction:
-            return {}
-        return bias_corrections(form, layers[corrected_on[0].shape], constants, corrected_on, scales, kept)
+        def corrections(kept: Mapping[str, str]) -> Corrections:
+            if not bias_correction:
+                return {}
+            return bias_corrections(form, layers[corrected_on[0].shape], constants, corrected_on, scales, kept)
 
-    sensitive = (
-        {} if max_loss is None else sensitive_layers(form, layers, constants, seen, scales, max_loss, corrections)
-    )
-    return CalibratedScales(scales, sensitive, corrections(sensitive), precision)
+        sensitive = (
+            {} if max_loss is None else sensitive_layers(form, layers, constants, seen, scales, max_loss, corrections)
+        )
+        return CalibratedScales(scales, sensitive, corrections(sensitive), precision)
 
 
 @dataclass(frozen=True)

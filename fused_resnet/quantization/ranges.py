@@ -39,6 +39,8 @@ class MagnitudeHistogram:
         """Count the values of a tensor of any shape; all must be finite."""
         magnitudes = values.detach().abs().float().flatten()
         largest = float(magnitudes.amax())
+        if largest < torch.finfo(torch.float32).tiny:
+            largest = 0.0
         self.largest = max(self.largest, largest)
         if not self.limit:
             self.limit = largest
@@ -47,7 +49,7 @@ class MagnitudeHistogram:
             self.counts = torch.cat([merged, torch.zeros_like(merged)])
             self.limit *= 2
         if self.limit:
-            places = (magnitudes * (BINS / self.limit)).long().clamp_(max=BINS - 1)
+            places = (magnitudes / self.limit * BINS).long().clamp_(max=BINS - 1)
             self.counts += torch.bincount(places, minlength=BINS).cpu()
         else:
             self.counts[0] += magnitudes.numel()

@@ -36,6 +36,13 @@ class CalibratedScales(dict[str, float]):
         self.corrections = {name: tuple(values) for name, values in (corrections or {}).items()}
         self.precision = precision
 
+    def copy(self) -> CalibratedScales:
+        """Return other scales with the same contents, where a dictionary's own method would lose the attributes."""
+        return self | {}
+
+    def __or__(self, other: Scales) -> CalibratedScales:  # type: ignore[override]
+        return CalibratedScales({**self, **other}, self.sensitive, self.corrections, self.precision)
+
 
 def activation(layer: Layer, operand: str) -> str:
     """Return the name of an activation: that of its layer, followed by the operand's if that is a second output."""

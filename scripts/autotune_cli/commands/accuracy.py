@@ -28,9 +28,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from autotune.core import AutotuneError, require_one_of
 from autotune.ir import BYTE_PRECISIONS, DTYPES
+from autotune.libraries.tf32 import full_float32
 from autotune_cli import models, synthetic_dataset
 from autotune_cli.command_line import add_device, add_model, add_record, percent, positive, torch_device
 from autotune_cli.record import provenance, slug, write
@@ -249,15 +251,18 @@ def parts(count: int, most: int) -> list[int]:
 
 
 @torch.inference_mode()
-def outputs(call: Callable[[Tensor], Tensor], batches: Iterable[Tensor]) -> Tensor:
-    """Return all outputs (n, classes) on the CPU in float32; eager torch runs without TF32."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-            return torch.cat([call(x).float().flatten(1).cpu() for x in batches])
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+def outputs(call: Callable[[Tensor], object], batches: Iterable[Tensor]) -> Tensor:
+    """Return all outputs (n, values) on the CPU in float32, those of several results side by side.
+
+    Eager torch runs without TF32.
+    """
+    with full_float32():
+        return torch.cat([_in_rows(call(x)) for x in batches])
+
+
+def _in_rows(results: object) -> Tensor:
+    found = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return torch.cat([tensor.float().flatten(1).cpu() for tensor in found], 1)
 
 
 def top1(found: Tensor, classes: Tensor | None) -> float | None:

@@ -65,6 +65,73 @@ def test_calibration_finds_the_largest_magnitude_of_every_layers_result(generato
     )
 
 
+def narrow():
+    """Four convolutions of 16 channels, of which the inner two run in bytes."""
+    parts = nn.Sequential(*(nn.Conv2d(16, 16, 3, padding=1) for _ in range(4)))
+    return random_model(parts), torch.randn(2, 16, 8, 8, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("precision", BYTE_PRECISIONS)
+@pytest.mark.parametrize("weight", [1e-44, 2e-43, 1e-39])
+def test_a_filter_whose_scale_is_no_number_gives_zeros(precision, weight, empty_db):
+    model, x = narrow()
+    with torch.no_grad():
+        model[1].weight[3] = 0
+        model[1].weight[3, 0, 0, 0] = weight
+    scales = calibrate(model, [x], precision=precision)
+    assert all(map(math.isfinite, scales.corrections["1"]))
+    y = FusedResNet.from_model(model, empty_db, precision=precision, calibration=scales)(x)
+    assert compare(model(x).detach(), y).error < 0.1
+
+
+def test_activations_that_are_almost_zero_have_the_scale_of_zeros():
+    model, x = narrow()
+    with torch.no_grad():
+        model[1].weight *= 1e-41
+        model[1].bias.zero_()
+    scales = calibrate(model, [x])
+    assert scales["1"] == 1.0 and 0 < scales["0"] < 1
+
+
+def test_autocast_and_a_buffer_that_is_filled_again_change_no_scale():
+    model, x = narrow()
+    batches = [x, 3 * x.flip(0)]
+
+    def filled_again():
+        buffer = torch.empty_like(x)
+        for batch in batches:
+            yield buffer.copy_(batch)
+
+    expected = calibrate(model, batches)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert calibrate(model, batches) == expected
+    again = calibrate(model, filled_again())
+    assert again == expected and again.corrections == expected.corrections
+
+
+def test_copies_of_scales_keep_what_belongs_to_them():
+    model, x = narrow()
+    scales = calibrate(model, [x], precision="fp8")
+    for other in (scales.copy(), scales | {"1": 2.0}):
+        assert vars(other) == vars(scales) and vars(scales)["precision"] == "fp8"
+    assert scales.copy() == scales != scales | {"1": 2.0}
+
+
+def test_results_that_are_no_floating_point_have_no_scale(empty_db):
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = narrow()[0]
+
+        def forward(self, x):
+            y = self.layers(x)
+            return y, y > 0
+
+    model, x = Masked().eval(), narrow()[1]
+    y, mask = FusedResNet.from_model(model, empty_db, precision="int8", calibration=[x])(x)
+    assert compare(model(x)[0].detach(), y).error < 0.1 and mask.dtype == torch.bool
+
+
 def test_calibration_says_what_it_cannot_use(empty_db):
     model = random_model(ResNet("basic"))
     with pytest.raises(ProblemError, match="no batch"):
