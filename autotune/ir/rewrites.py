@@ -48,14 +48,20 @@ def fuse_pool_projection(pool: Layer, conv: Layer, name: str) -> Layer:
     )
 
 
-def fuse_expand(expand: Layer, depthwise: Layer, name: str) -> Layer:
-    """Return a 1x1 convolution and the depthwise convolution after it as one layer, without the tensor between them."""
+def fuse_expand(expand: Layer, depthwise: Layer, name: str) -> Layer | None:
+    """Return a 1x1 convolution and the depthwise convolution after it as one layer, without the tensor between them.
+
+    None if one layer cannot have the scalars of both.
+    """
     product, conv = expand.problem, depthwise.problem
     assert isinstance(product, Conv2d) and isinstance(conv, Conv2d)
     sizes = {size: getattr(product, size) for size in ("n", "h", "w", "c", "k", "dtype")}
     window = {size: getattr(conv, size) for size in ("r", "s", "stride", "pad")}
-    chain = Epilogue((*product.epilogue.names, "conv", *conv.epilogue.names))
-    problem = ExpandDepthwise(**sizes, **window, epilogue=chain)
+    try:
+        chain = Epilogue((*product.epilogue.names, "conv", *conv.epilogue.names))
+        problem = ExpandDepthwise(**sizes, **window, epilogue=chain)
+    except ProblemError:
+        return None
     buffers = {"x": expand.buffers["x"], "y": depthwise.buffers["y"]}
     weights = {"weight1": expand.weights["weight"], "weight2": depthwise.weights["weight"]}
     old = [(expand, argument) for argument in product.epilogue.arguments]
@@ -75,8 +81,8 @@ def fuse_cast(stem: Layer, cast: Layer, name: str) -> Layer | None:
     if first.epilogue.accesses_tensors:
         return None
     sizes = {one.name: getattr(first, one.name) for one in dataclasses.fields(first)}
-    sizes["epilogue"] = Epilogue((*first.epilogue.names, *after.epilogue.names))
     try:
+        sizes["epilogue"] = Epilogue((*first.epilogue.names, *after.epilogue.names))
         problem = StemCast(**sizes, result=after.result)
     except ProblemError:
         return None
@@ -106,8 +112,8 @@ def fuse_pair(first: Layer, second: Layer, name: str, keep: bool) -> Layer | Non
         chain = (*chain, "store")
     old += [(second, argument) for argument in other.epilogue.arguments]
     sizes = {size: getattr(product, size) for size in ("n", "h", "w", "c", "dtype")}
-    joint = Epilogue((*chain, "conv", *other.epilogue.names))
     try:
+        joint = Epilogue((*chain, "conv", *other.epilogue.names))
         problem = PointwisePair(**sizes, hidden=product.k, k=other.k, epilogue=joint)
     except ProblemError:
         return None
@@ -226,7 +232,7 @@ def split_gate(excite: Layer, conv: Layer, name: str) -> tuple[Layer, Layer] | N
     return gates, Layer(f"{name}.product", problem, buffers, weights, (*excite.scalars, *conv.scalars))
 
 
-def fuse_gate(conv: Layer, tail: Layer, name: str) -> Layer:
+def fuse_gate(conv: Layer, tail: Layer, name: str) -> Layer | None:
     """Return a convolution and the squeeze-and-excitation after it as one layer, without the tensor between them."""
     return _with_gate(conv, tail, name, Conv2dSe, {})
 
@@ -305,16 +311,19 @@ def fuse_projection(gate: Layer, project: Layer, name: str) -> Layer | None:
 
 def _with_gate(
     conv: Layer, tail: Layer, name: str, kind: type[Conv2dSe | Conv2dFoldedSe], changed: dict[str, ConstantSource]
-) -> Layer:
-    """Return both as one layer of the operator `kind`; `changed` are its weights that are not the tail's own."""
+) -> Layer | None:
+    """Return both as one layer of the operator `kind`; `changed` are its weights that are not the tail's own.
+
+    None if one layer cannot have the scalars of both.
+    """
     product, gate = conv.problem, tail.problem
     assert isinstance(product, Conv2d) and isinstance(gate, SeTail)
     before, after = product.epilogue, gate.epilogue
-    problem = kind(
-        **_fields_without_epilogue(product),
-        hidden=gate.hidden,
-        epilogue=Epilogue((*before.names, "gate", *after.names)),
-    )
+    try:
+        chain = Epilogue((*before.names, "gate", *after.names))
+        problem = kind(**_fields_without_epilogue(product), hidden=gate.hidden, epilogue=chain)
+    except ProblemError:
+        return None
     old = [*((conv, argument) for argument in before.arguments), *((tail, argument) for argument in after.arguments)]
     buffers = {"x": conv.buffers["x"], "y": tail.buffers["y"]}
     weights = {"weight": conv.weights["weight"], **{key: tail.weights[key] for key in ("w1", "b1", "w2", "b2")}}

@@ -86,17 +86,19 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
                 both = fold_gate(layer, reader, f"{reader.name}.folded") or fuse_gate(
                     layer, reader, f"{reader.name}.gated"
                 )
-                found += [Alternative(both.name, (layer.name, reader.name), (both,))]
+                found += [Alternative(both.name, (layer.name, reader.name), (both,))] if both else []
     return tuple(found)
 
 
 def _only_reader(layers: Sequence[Layer], of: Layer) -> Layer | None:
-    """Return the only layer that reads a layer's result, if it reads it as its input `x` alone."""
+    """Return the only layer that reads a layer's result, if it reads it as its input `x` alone, in the same shape."""
     made = of.buffers["y"]
     readers = [other for other in layers if other is not of and made in other.buffers.values()]
     if is_output(made) or len(readers) != 1:
         return None
-    return readers[0] if [name for name, read in readers[0].buffers.items() if read == made] == ["x"] else None
+    read_as = [operand for operand in readers[0].problem.operands() if readers[0].buffers.get(operand.name) == made]
+    is_input = [(one.name, one.shape) for one in read_as] == [("x", of.problem.output_shape)]
+    return readers[0] if is_input else None
 
 
 def _paired(flow: Sequence[_Flow], first: Layer) -> Iterator[Alternative]:
@@ -111,7 +113,7 @@ def _paired(flow: Sequence[_Flow], first: Layer) -> Iterator[Alternative]:
     second = next((one for one in readers if one.layer.buffers.get("x") == made and _is_product(one.layer)), None)
     if second is None or _rows(first) != _rows(second.layer):
         return
-    later = _computed_from(flow, made)  # the first product cannot wait for these
+    later = _computed_from(flow, made) | set(first.writes) - {made}  # the first product cannot wait for these
     if not later.isdisjoint(second.reads) or list(second.layer.buffers.values()).count(made) > 1:
         return
     keep = len(readers) > 1
@@ -133,6 +135,8 @@ def _projected(flow: Sequence[_Flow], first: Layer) -> Iterator[Alternative]:
     if len(readers) != 1 or not _is_convolution(readers[0]) or readers[0].buffers["x"] == made:
         return
     adding = readers[0]
+    if list(adding.buffers.values()).count(made) > 1:
+        return
     for conv, project in ((adding, first), (first, adding)):
         both = fuse_skip(conv, project, adding, f"{adding.name}.projected")
         if both:
@@ -196,6 +200,8 @@ def _shuffled_product(conv: Layer) -> Iterator[Alternative]:
     """
     problem = conv.problem
     if not isinstance(problem, Conv2dDgrad) or problem.groups != 1:
+        return
+    if problem.pad != (0, 0) or problem.dilation != (1, 1):
         return
     n, p, q, c, block = problem.n, problem.p, problem.q, problem.c, (problem.r, problem.s)
     if block == (1, 1) or problem.stride != block or (problem.h, problem.w) != (p * block[0], q * block[1]):
@@ -306,7 +312,8 @@ def _expanded(expand: Layer, depthwise: Layer) -> Iterator[Alternative]:
     is_depthwise = conv.groups == conv.c == conv.k > 1 and conv.dilation == (1, 1)
     if fits and is_depthwise and product.dtype in ("f16", "bf16"):
         both = fuse_expand(expand, depthwise, f"{depthwise.name}.expanded")
-        yield Alternative(both.name, (expand.name, depthwise.name), (both,))
+        if both:
+            yield Alternative(both.name, (expand.name, depthwise.name), (both,))
 
 
 def _read_by_product(concat: Layer, conv: Layer) -> Iterator[Alternative]:

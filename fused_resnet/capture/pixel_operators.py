@@ -144,7 +144,8 @@ def _of_pixels(
     except ProblemError:
         return False
     builder = LayerBuilder(lowering.name(node), problem, {"x": x.buffer}, scalars=list(scalars or ()), values=[x])
-    lowering.add(node, builder, strides=x.strides)
+    is_resized = problem.output_shape != (n, h, w, c)
+    lowering.add(node, builder, strides=() if is_resized else x.strides)
     return builder.follow(steps or [], buffer(node))
 
 

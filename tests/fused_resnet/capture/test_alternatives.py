@@ -280,3 +280,112 @@ def test_pools_that_are_not_square_stay_apart():
     ):
         network = capture(nn.Sequential(nn.Conv2d(3, 8, 3), pool).eval(), (1, 3, 13, 13), "f32")
         assert "0.stem_pool" not in [alternative.name for alternative in network.alternatives]
+
+
+class ChannelsOfBins(nn.Module):
+    """Reads the bins of a spectrogram as channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.c = nn.Conv2d(40, 8, (3, 1))
+
+    def forward(self, x):
+        return torch.relu(self.c(x.transpose(1, 3)))
+
+
+class ImageOfChannels(nn.Module):
+    """Reads channels as the pixels of an image."""
+
+    def __init__(self):
+        super().__init__()
+        self.c = nn.Conv2d(1, 8, 3)
+
+    def forward(self, x):
+        return torch.relu(self.c(x.view(x.shape[0], 1, 16, 16)))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (ChannelsOfBins(), (2, 1, 16, 40)),
+        (ImageOfChannels(), (2, 256, 1, 1)),
+        (nn.Sequential(nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 4, 3, 3, 1, output_padding=2)), (2, 3, 8, 8)),
+        (
+            nn.Sequential(nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 4, 2, 2, 1, dilation=2, output_padding=1)),
+            (2, 3, 8, 8),
+        ),
+    ],
+)
+def test_layers_that_only_look_alike_are_not_replaced(model, shape, store):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    network = capture(model.eval(), shape, "f32")
+    for alternative in network.alternatives:
+        assert error(with_alternatives(network, [alternative.name]), model, x, store) < 1e-5, alternative.name
+
+
+class OwnSum(nn.Module):
+    """A product that adds what the product before it has stored."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(32, 64), nn.Linear(64, 64)
+
+    def forward(self, x):
+        y = self.a(x)
+        return self.b(torch.relu(y)) + y
+
+
+class ReadTwice(nn.Module):
+    """A projection whose result is added, and multiplied with the sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.c, self.d, self.e = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x):
+        y = torch.relu(self.c(x))
+        s = self.d(y)
+        return (self.e(y) + s) * s
+
+
+def long(value):
+    return ((value * 0.5 + 0.1).clamp(-1, 1) * 2 + 0.3).clamp(-2, 2)
+
+
+class LongChains(nn.Module):
+    """A widening and a depthwise convolution, whose chains have more scalars than one kernel takes."""
+
+    def __init__(self):
+        super().__init__()
+        self.c, self.up, self.depth = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 16, 1), nn.Conv2d(16, 16, 3, groups=16)
+
+    def forward(self, x):
+        return long(self.depth(long(self.up(self.c(x)))))
+
+
+class LongPair(nn.Module):
+    """Two products, whose chains have more scalars than one kernel takes."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(32, 64, 1), nn.Conv2d(64, 32, 1)
+
+    def forward(self, x):
+        return long(self.b(long(self.a(x))))
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "never"),
+    [
+        (OwnSum, (6, 32), ".paired"),
+        (ReadTwice, (2, 8, 9, 9), ".projected"),
+        (LongChains, (2, 3, 9, 9), ".expanded"),
+        (LongPair, (2, 32, 5, 5), ".paired"),
+    ],
+)
+def test_layers_that_cannot_be_one_stay_apart(make, shape, never, store):
+    model = se_resnet9_fixup.randomize(make().half())
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).half()
+    network = capture(model.eval(), shape, "f16")
+    assert not [one.name for one in network.alternatives if one.name.endswith(never)]
+    assert error(network, model, x, store) < 3e-3

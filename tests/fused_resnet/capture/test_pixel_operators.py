@@ -209,3 +209,30 @@ def test_other_batches_have_the_layers_of_a_capture():
     model = random_model(Of(lambda m, x: m.a(x), a=ConvNextBlock(8)), size=8)
     two, five = (capture(model, (n, *X.shape[1:]), "f32") for n in (2, 5))
     assert two.with_batch(5).key == five.key
+
+
+class NormOfPixels(nn.LayerNorm):
+    def forward(self, x):
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("resize", [nn.Upsample(scale_factor=2), nn.PixelShuffle(2)])
+@pytest.mark.parametrize("shape", [(1, 8, 3, 3), (2, 8, 1, 1), (2, 4, 5, 3)])
+def test_a_permuted_norm_may_be_resized(resize, shape, empty_db):
+    model = nn.Sequential(NormOfPixels(shape[1]), resize).eval()
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(FusedResNet.from_model(model, empty_db)(x), model(x))
+
+
+class OnePlus(nn.Module):
+    def forward(self, weight):
+        return 1 + weight
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_batch_norm_with_a_computed_parameter_keeps_it(name, empty_db):
+    norm = nn.BatchNorm2d(8)
+    nn.utils.parametrize.register_parametrization(norm, name, OnePlus())
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), norm).eval()
+    x = torch.randn(2, 8, 6, 6, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(FusedResNet.from_model(model, empty_db)(x), model(x), rtol=1e-4, atol=1e-5)
