@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from autotune.core import ProblemError
 from autotune.ir.constant_expr import ConstantExpr, ConstantSource
@@ -32,6 +32,8 @@ from autotune.ir.problem import (
     StemCast,
 )
 
+P = TypeVar("P", bound=Problem)
+
 
 def fuse_pool_projection(pool: Layer, conv: Layer, name: str) -> Layer:
     """Return an average pool and a 1x1 convolution with stride 1 as one convolution with the pool's window."""
@@ -57,10 +59,8 @@ def fuse_expand(expand: Layer, depthwise: Layer, name: str) -> Layer | None:
     assert isinstance(product, Conv2d) and isinstance(conv, Conv2d)
     sizes = {size: getattr(product, size) for size in ("n", "h", "w", "c", "k", "dtype")}
     window = {size: getattr(conv, size) for size in ("r", "s", "stride", "pad")}
-    try:
-        chain = Epilogue((*product.epilogue.names, "conv", *conv.epilogue.names))
-        problem = ExpandDepthwise(**sizes, **window, epilogue=chain)
-    except ProblemError:
+    problem = _joint(ExpandDepthwise, (*product.epilogue.names, "conv", *conv.epilogue.names), **sizes, **window)
+    if problem is None:
         return None
     buffers = {"x": expand.buffers["x"], "y": depthwise.buffers["y"]}
     weights = {"weight1": expand.weights["weight"], "weight2": depthwise.weights["weight"]}
@@ -80,11 +80,9 @@ def fuse_cast(stem: Layer, cast: Layer, name: str) -> Layer | None:
     assert isinstance(first, Stem) and isinstance(after, Cast)
     if first.epilogue.accesses_tensors:
         return None
-    sizes = {one.name: getattr(first, one.name) for one in dataclasses.fields(first)}
-    try:
-        sizes["epilogue"] = Epilogue((*first.epilogue.names, *after.epilogue.names))
-        problem = StemCast(**sizes, result=after.result)
-    except ProblemError:
+    names = (*first.epilogue.names, *after.epilogue.names)
+    problem = _joint(StemCast, names, **_fields_without_epilogue(first), result=after.result)
+    if problem is None:
         return None
     buffers, weights = {"x": stem.buffers["x"], "y": cast.buffers["y"]}, {"weight": stem.weights["weight"]}
     old = [(layer, one) for layer in (stem, cast) for one in layer.problem.epilogue.arguments]
@@ -112,10 +110,8 @@ def fuse_pair(first: Layer, second: Layer, name: str, keep: bool) -> Layer | Non
         chain = (*chain, "store")
     old += [(second, argument) for argument in other.epilogue.arguments]
     sizes = {size: getattr(product, size) for size in ("n", "h", "w", "c", "dtype")}
-    try:
-        joint = Epilogue((*chain, "conv", *other.epilogue.names))
-        problem = PointwisePair(**sizes, hidden=product.k, k=other.k, epilogue=joint)
-    except ProblemError:
+    problem = _joint(PointwisePair, (*chain, "conv", *other.epilogue.names), **sizes, hidden=product.k, k=other.k)
+    if problem is None:
         return None
     buffers = {"x": first.buffers["x"], "y": second.buffers["y"]}
     weights: dict[str, ConstantSource] = {
@@ -187,10 +183,9 @@ def fuse_concat(concat: Layer, conv: Layer, name: str) -> Layer | None:
     made, product = concat.problem, conv.problem
     assert isinstance(made, Concat) and isinstance(product, Conv2d)
     sizes = {size: getattr(product, size) for size in ("n", "h", "w", "k", "dtype")}
-    chain = (*made.epilogue.names, "conv", *product.epilogue.names)
-    try:
-        problem = ConcatConv2d(**sizes, pieces=made.pieces, epilogue=Epilogue(chain))
-    except ProblemError:
+    names = (*made.epilogue.names, "conv", *product.epilogue.names)
+    problem = _joint(ConcatConv2d, names, **sizes, pieces=made.pieces)
+    if problem is None:
         return None
     buffers = {f"x{i}": concat.buffers[f"x{i}"] for i in range(len(made.pieces))} | {"y": conv.buffers["y"]}
     weights = {"weight": conv.weights["weight"]}
@@ -219,10 +214,9 @@ def split_gate(excite: Layer, conv: Layer, name: str) -> tuple[Layer, Layer] | N
         weights={operand: excite.weights[operand] for operand in ("w1", "b1", "w2", "b2")},
         scalars=(),
     )
-    chain = ("mul_image", *gated.epilogue.names, "conv", *product.epilogue.names)
-    try:
-        problem = ConcatConv2d(**sizes, k=product.k, pieces=(Piece.whole(gated.c),), epilogue=Epilogue(chain))
-    except ProblemError:
+    names = ("mul_image", *gated.epilogue.names, "conv", *product.epilogue.names)
+    problem = _joint(ConcatConv2d, names, **sizes, k=product.k, pieces=(Piece.whole(gated.c),))
+    if problem is None:
         return None
     buffers = {"x0": excite.buffers["x"], problem.epilogue.arguments[0].name: made, "y": conv.buffers["y"]}
     weights = {"weight": conv.weights["weight"]}
@@ -319,10 +313,9 @@ def _with_gate(
     product, gate = conv.problem, tail.problem
     assert isinstance(product, Conv2d) and isinstance(gate, SeTail)
     before, after = product.epilogue, gate.epilogue
-    try:
-        chain = Epilogue((*before.names, "gate", *after.names))
-        problem = kind(**_fields_without_epilogue(product), hidden=gate.hidden, epilogue=chain)
-    except ProblemError:
+    names = (*before.names, "gate", *after.names)
+    problem = _joint(kind, names, **_fields_without_epilogue(product), hidden=gate.hidden)
+    if problem is None:
         return None
     old = [*((conv, argument) for argument in before.arguments), *((tail, argument) for argument in after.arguments)]
     buffers = {"x": conv.buffers["x"], "y": tail.buffers["y"]}
@@ -331,6 +324,14 @@ def _with_gate(
     _add_arguments(old, problem.epilogue.arguments, buffers, weights)
     scalars = (*conv.scalars, *tail.scalars)
     return dataclasses.replace(tail, name=name, problem=problem, buffers=buffers, weights=weights, scalars=scalars)
+
+
+def _joint(kind: type[P], names: tuple[str, ...], **fields: Any) -> P | None:
+    """Return a problem with a joint chain; None if one layer cannot have all its tensors, scalars and steps."""
+    try:
+        return kind(**fields, epilogue=Epilogue(names))
+    except ProblemError:
+        return None
 
 
 def _fields_without_epilogue(problem: Problem) -> dict[str, Any]:

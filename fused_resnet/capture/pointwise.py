@@ -122,7 +122,8 @@ def _normalisation(node: fx.Node, value: Value, find: Find) -> Sequence[AppliedS
     if training or not isinstance(mean, Constant) or not isinstance(variance, Constant) or value.channel_axis != 1:
         return None
     weight, bias = find(given["weight"]), find(given["bias"])
-    if any(given[name] is not None and not isinstance(find(given[name]), Constant) for name in ("weight", "bias")):
+    affine = {"weight": weight, "bias": bias}
+    if any(given[name] is not None and not isinstance(one, Constant) for name, one in affine.items()):
         return None  # computed from a parameter or from the input
     factors = (variance.source, weight.source) if isinstance(weight, Constant) else (variance.source,)
     scale = ConstantExpr("norm_scale", factors, (float(given["eps"]),))

@@ -8,6 +8,7 @@ from math import ceil
 from typing import TypeVar
 
 from autotune.core import Architecture, cuda_architectures
+from autotune.families import cast_rules
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.families.cuda.rules import resident_rules
 from autotune.families.rules import Rules, first_unmet, require
@@ -132,10 +133,12 @@ class FewChannelsShape:
 
 
 def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    result = str(config.get("result", dtype))
-    return require(result in arch.dtypes, f"{arch.name} has no {result}") or first_unmet(
-        _shape_rules(FewChannelsShape.from_config(config), arch)
-    )
+    def rules() -> Rules:
+        if "result" in config:
+            yield cast_rules.why_illegal(config, arch, dtype, epilogue)
+        yield from _shape_rules(FewChannelsShape.from_config(config), arch)
+
+    return first_unmet(rules())
 
 
 def _shape_rules(x: FewChannelsShape, arch: Architecture) -> Rules:
