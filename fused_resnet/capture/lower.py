@@ -466,6 +466,14 @@ def _strided(value: Value, index: int) -> OperatorCall:
     return OperatorCall("aten.as_strided.default", (ValueRef(index), value.shape, value.layout))
 
 
+_RESHAPED = {
+    "aten.view.default": "aten.reshape.default",
+    "aten._unsafe_view.default": "aten.reshape.default",
+    "aten.view_as.default": "aten.reshape_as.default",
+}
+"""Views -> operators that also copy: a tensor that is contiguous in the module may be channels last here."""
+
+
 def _call(node: fx.Node, place: dict[fx.Node, int]) -> OperatorCall:
     def frozen(value: Any) -> Any:
         if isinstance(value, fx.Node):
@@ -475,6 +483,5 @@ def _call(node: fx.Node, place: dict[fx.Node, int]) -> OperatorCall:
         return CallDevice() if isinstance(value, torch.device) else value
 
     name = str(node.target) if isinstance(node.target, torch._ops.OpOverload) else "getitem"
-    # A tensor that is contiguous in the module may be channels last here, where a view is not possible.
-    name = "aten.reshape.default" if name in ("aten.view.default", "aten._unsafe_view.default") else name
-    return OperatorCall(name, frozen(node.args), tuple((key, frozen(value)) for key, value in node.kwargs.items()))
+    kwargs = tuple((key, frozen(value)) for key, value in node.kwargs.items())
+    return OperatorCall(_RESHAPED.get(name, name), frozen(node.args), kwargs)

@@ -38,6 +38,10 @@ LARGEST_CONSTANT = 4096
 _DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
 _COPIES = {"clone", "contiguous", "alias", "detach", "detach_", "lift_fresh_copy", "lift_fresh"}
 _CASTS = {"to", "_to_copy", "type_as"}
+_OF_MEMORY = {"as_strided", "as_strided_copy", "as_strided_scatter"}
+"""Operators that take elements by their places in memory."""
+_OF_NEIGHBOURS = {"view_as_complex", "view_as_complex_copy", "view_dtype"}
+"""Operators that join or split elements, which must be neighbours in memory."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,12 @@ def path(node: fx.Node) -> str:
 
 
 def name_of(node: fx.Node) -> str:
-    """Return an operator's name without its overload, such as "conv2d"; empty for a node without an operator."""
+    """Return an operator's name without its overload, such as "conv2d"; empty for a node without an operator.
+
+    That of `x.view(dtype)` is "view_dtype", because it has little in common with `x.view(shape)`.
+    """
+    if node.target is torch.ops.aten.view.dtype:
+        return "view_dtype"
     if isinstance(node.target, torch._ops.OpOverload):
         return node.target._opname if node.target.namespace == "aten" else str(node.target)
     return "getitem" if node.target is operator.getitem else ""
@@ -237,7 +246,9 @@ def _read(exported: torch.export.ExportedProgram | TracedGraph) -> Traced:
     for name, key in signature.inputs_to_lifted_tensor_constants.items():
         constants[nodes[name]] = _number(nodes[name], exported.constants[key])
     returned = _returned(exported)
+    orders = _memory_orders(graph)
     _remove(graph, _does_nothing)
+    _restore(graph, orders)
     for node in graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             raise CaptureError(
@@ -289,6 +300,49 @@ def _returned(exported: torch.export.ExportedProgram | TracedGraph) -> list[Any]
 
 def _is_channels_last(value: torch.Tensor) -> bool:
     return value.dim() == 4 and not value.is_contiguous() and value.is_contiguous(memory_format=torch.channels_last)
+
+
+def _memory_orders(graph: fx.Graph) -> dict[fx.Node, list[int]]:
+    """Return for each node that depends on its argument's layout the argument's axes in their order in memory.
+
+    Raises:
+        CaptureError: A node takes elements from memory around its argument, which is a part of another tensor.
+    """
+    orders = {}
+    for node in graph.nodes:
+        if name_of(node) in _OF_NEIGHBOURS:
+            orders[node] = list(range(node.args[0].meta["val"].dim()))
+        elif name_of(node) in _OF_MEMORY:
+            x = node.args[0].meta["val"]
+            order = sorted(range(x.dim()), key=lambda axis: -x.stride(axis))
+            if x.untyped_storage().nbytes() != x.numel() * x.element_size() or not x.permute(order).is_contiguous():
+                raise CaptureError(
+                    f"{path(node) or 'the model'}: {name_of(node)} reads a part of another tensor or an expanded one, "
+                    "whose memory is not known: call .contiguous() on it first"
+                )
+            orders[node] = order
+    return orders
+
+
+def _restore(graph: fx.Graph, orders: Mapping[fx.Node, list[int]]) -> None:
+    """Insert a copy of each node's argument whose axes lie in an order in memory.
+
+    The layers of a network write other layouts than the module, and a removed copy may have had its own.
+    """
+    for node, order in orders.items():
+        inverse = sorted(range(len(order)), key=lambda position: order[position])
+        permuted = _inserted(node, torch.ops.aten.permute.default, node.args[0], order)
+        copied = _inserted(node, torch.ops.aten.contiguous.default, permuted)
+        made = _inserted(node, torch.ops.aten.permute.default, copied, inverse)
+        node.args = (made, *node.args[1:])
+
+
+def _inserted(node: fx.Node, target: torch._ops.OpOverload, source: Any, *rest: Any) -> fx.Node:
+    """Return a new node in front of another one, a part of the same submodule."""
+    with node.graph.inserting_before(node):
+        made = node.graph.call_function(target, (source, *rest))
+    made.meta = {**node.meta, "val": target(source.meta["val"], *rest)}
+    return made
 
 
 def _plain_norm(node: fx.Node) -> None:

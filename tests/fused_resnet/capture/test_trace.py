@@ -123,3 +123,51 @@ def test_what_export_refuses_and_fx_traces(empty_db):
     network = FusedResNet.from_model(model, empty_db)
     torch.testing.assert_close(network(x), expected.detach())
     torch.testing.assert_close(network.last, model.last)  # a capture leaves it as it is
+
+
+class Reads(nn.Module):
+    """A function of a convolution's result, and of a parameter."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.conv, self.function = nn.Conv2d(3, 8, 3, padding=1), function
+        self.weight = nn.Parameter(torch.rand(1, 8, 1, 1, generator=torch.Generator().manual_seed(3)) + 1)
+
+    def forward(self, x):
+        return self.function(self, self.conv(x))
+
+
+def reads_as_its_own(m, y):
+    z = y.permute(0, 2, 3, 1).contiguous().as_strided((2, 50), (512, 3))
+    z.add_(1)
+    return z
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, y: y.as_strided((2, 8, 4, 8), (512, 64, 16, 1)).relu(),
+        lambda m, y: y.transpose(1, 3).as_strided((2, 50), (512, 3)),
+        lambda m, y: y.sin().as_strided((2, 50), (512, 3), 7),
+        lambda m, y: torch.as_strided_scatter(y.transpose(1, 3), torch.ones(2, 50), (2, 50), (512, 3)),
+        lambda m, y: y[:, 2:].contiguous().as_strided((2, 50), (384, 3)),
+        lambda m, y: F.conv2d(y, m.conv.weight.transpose(0, 1).as_strided((3, 8, 3, 3), (9, 27, 1, 3))),
+        reads_as_its_own,
+        lambda m, y: torch.view_as_complex(y[:, :, :, :2]).abs() + y[:, :, :, 0],
+        lambda m, y: torch.view_as_real(torch.view_as_complex(y.reshape(2, 8, 32, 2)) ** 2),
+        lambda m, y: y.view(torch.int16).float(),
+        lambda m, y: y * m.weight.view(torch.int32).bitwise_and(-65536).view(torch.float32),
+        lambda m, y: y.view_as(torch.empty(2, 512)),
+    ],
+)
+def test_what_depends_on_memory_reads_the_modules_layout(function, empty_db):
+    model, x = Reads(function).eval(), images(2, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(FusedResNet.from_model(model, empty_db)(x), model(x))
+
+
+def test_memory_around_a_tensor_is_not_known(empty_db):
+    for function in (lambda m, y: y[:, 2:].as_strided((2, 50), (512, 3)), lambda m, y: y[:1].expand(2, 8, 8, 8)):
+        model = Reads(lambda m, y, function=function: function(m, y).as_strided((2, 4), (64, 1))).eval()
+        with pytest.raises(CaptureError, match=r"as_strided reads a part.*call \.contiguous\(\)"):
+            capture(model, (2, 3, 8, 8), "f32")
