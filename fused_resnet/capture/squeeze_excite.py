@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import fx
@@ -20,6 +21,7 @@ from autotune.ir import (
 from fused_resnet.capture.layer_builder import LayerBuilder
 from fused_resnet.capture.lower import Lowering
 from fused_resnet.capture.trace import arguments, name_of
+from fused_resnet.torch_arguments import pair
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,9 @@ def _gated(lowering: Lowering, node: fx.Node, x: fx.Node, gate: fx.Node) -> bool
     if _shape(gate) != (n, c, 1, 1):
         return False
     gate_name, logits = _before(lowering, gate, GATE_ACTIVATIONS)
-    second = _product(lowering, logits)
+    second = _product(lowering, logits, n)
     act, sums = _before(lowering, second.x, HIDDEN_ACTIVATIONS) if second else ("", None)
-    first = _product(lowering, sums)
+    first = _product(lowering, sums, n)
     mean = _alone(lowering, first.x) if first else None
     if first is None or second is None or mean is None or not _is_mean(mean, x):
         return False
@@ -81,7 +83,8 @@ def _before(lowering: Lowering, node: fx.Node, names: Collection[str]) -> tuple[
     return "", None
 
 
-def _product(lowering: Lowering, node: fx.Node | None) -> _Product | None:
+def _product(lowering: Lowering, node: fx.Node | None, batch: int) -> _Product | None:
+    """Return the product that computed a node from one vector for each image; None for anything else."""
     made = _alone(lowering, node) if node else None
     if made is None or name_of(made) not in ("linear", "conv2d"):
         return None
@@ -89,7 +92,20 @@ def _product(lowering: Lowering, node: fx.Node | None) -> _Product | None:
     weight, bias = lowering.constant(given["weight"]), lowering.constant(given["bias"])
     if weight is None or bias is None or given.get("groups", 1) != 1 or any(size != 1 for size in weight.shape[2:]):
         return None
-    return _Product(given["input"], weight.source, bias.source, weight.shape[0])
+    inputs, outputs = weight.shape[1], weight.shape[0]
+    if name_of(made) == "linear":
+        fits = prod(_shape(given["input"]) or ()) == batch * inputs
+    else:
+        ends = _shape(given["input"]), _shape(made)
+        fits = ends == ((batch, inputs, 1, 1), (batch, outputs, 1, 1)) and not _is_padded(given["padding"])
+    if not fits:
+        return None
+    return _Product(given["input"], weight.source, bias.source, outputs)
+
+
+def _is_padded(padding: str | int | Sequence[int]) -> bool:
+    """Return whether a 1x1 convolution has padding; neither "same" nor "valid" adds any."""
+    return not isinstance(padding, str) and any(pair(padding))
 
 
 def _is_mean(node: fx.Node, x: fx.Node) -> bool:
@@ -97,5 +113,5 @@ def _is_mean(node: fx.Node, x: fx.Node) -> bool:
     if node.args[0] is not x:
         return False
     if name_of(node) == "mean":
-        return sorted(int(axis) % 4 for axis in node.args[1]) == [2, 3]  # type: ignore[union-attr, arg-type]
+        return sorted(int(axis) % 4 for axis in arguments(node).get("dim") or ()) == [2, 3]
     return name_of(node) == "adaptive_avg_pool2d" and list(node.args[1]) in ([1, 1], [1])  # type: ignore[arg-type]

@@ -44,6 +44,13 @@ def left_to_torch(layers):
     return [name for name, layer in layers.items() if isinstance(layer.problem, TorchCall)]
 
 
+def of(function, **parts):
+    return random_model(Of(function, **parts), size=8)
+
+
+X = images(2, 8)
+
+
 # -- architectures -------------------------------------------------------------------
 
 
@@ -81,6 +88,53 @@ def test_squeeze_and_excitation_is_one_layer_where_it_is_that_problem():
     assert [(gate.act, gate.gate) for gate in gates] == [("relu", "hardsigmoid")] * 2
 
 
+def gated(first, second, view=lambda mean: mean, between=lambda hidden: hidden):
+    """Return a convolution whose result a gate scales; the products of the gate read views of the mean."""
+
+    def forward(m, y):
+        hidden = torch.relu(m.first(view(y.mean((2, 3), keepdim=True))))
+        return y * torch.sigmoid(m.second(between(hidden))).view(len(y), -1, 1, 1)
+
+    return Of(forward, first=first, second=second).eval()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: gated(nn.Conv2d(8, 4, 1, padding=1, stride=3), nn.Conv2d(4, 8, 1)),
+        lambda: gated(nn.Conv2d(8, 4, 1), nn.Conv2d(4, 8, 1, padding=1, stride=3)),
+        lambda: gated(nn.Conv2d(8, 4, 1, padding=1), nn.Conv2d(4, 8, 1, stride=3)),
+        lambda: gated(nn.Linear(4, 3), nn.Linear(3, 4), lambda mean: mean.view(-1, 4)),
+        lambda: gated(nn.Linear(16, 3), nn.Linear(3, 16), lambda mean: mean.view(1, 16)),
+        lambda: gated(nn.Linear(8, 4), nn.Linear(2, 4), lambda mean: mean.flatten(1), lambda hidden: hidden.view(4, 2)),
+        lambda: gated(nn.Conv2d(8, 4, 1), nn.Conv2d(4, 8, 1), lambda mean: mean.view(1, 8, 2, 1)),
+    ],
+)
+def test_gates_that_only_look_like_squeeze_and_excitation(make, empty_db):
+    model = make()
+    assert not chains(layers_of(model, X), SeTail)
+    assert_right(model, empty_db, X)
+
+
+def test_a_gate_may_pass_through_views(empty_db):
+    model = gated(
+        nn.Conv2d(8, 4, 1, stride=2),
+        nn.Linear(4, 8),
+        lambda mean: mean.view(2, 8).view(2, 8, 1, 1),
+        lambda hidden: hidden.view(2, 2, 2).flatten(1),
+    )
+    assert chains(layers_of(model, X), SeTail) == ["none"]
+    assert_right(model, empty_db, X)
+
+
+def test_a_gate_of_the_mean_of_all_values(empty_db):
+    def forward(m, y):
+        return y * torch.sigmoid(m.second(torch.relu(m.first(y.mean(None, keepdim=True))))).view(1, 8, 1, 1)
+
+    model = Of(forward, first=nn.Conv2d(1, 4, 1), second=nn.Conv2d(4, 8, 1)).eval()
+    assert_right(model, empty_db, X[:1])
+
+
 def test_normalisations_without_a_product_before_them_are_layers():
     layers = layers_of(random_model(ARCHITECTURES["densenet"]()))
     assert "scale,bias,relu" in chains(layers, Concat)
@@ -88,13 +142,6 @@ def test_normalisations_without_a_product_before_them_are_layers():
 
 
 # -- pieces -------------------------------------------------------------------
-
-
-def of(function, **parts):
-    return random_model(Of(function, **parts), size=8)
-
-
-X = images(2, 8)
 
 
 ACTIVATIONS = {
