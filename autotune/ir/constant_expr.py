@@ -174,6 +174,7 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "squeeze_bias": _squeeze_bias,
     "as_filter": lambda matrix: matrix[:, :, None, None],
     "tile": lambda tensor, *times: tensor.repeat(*times),
+    "reshape": lambda tensor, *shape: tensor.reshape(shape),
     "columns_last": _columns_last,
     "pad_inputs": _pad_inputs,
     "merge_groups": merge_groups,

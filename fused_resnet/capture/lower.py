@@ -161,7 +161,7 @@ class Lowering:
         if source := self._traced.constants.get(node):
             return Constant(source, tuple(node.meta["val"].shape))
         if name_of(node) in RESHAPES and (before := self.constant(node.args[0])):
-            return Constant(before.source, tuple(node.meta["val"].shape))
+            return before.reshaped(tuple(node.meta["val"].shape))
         return None
 
     def find(self, argument: Any) -> Operand | None:

@@ -21,6 +21,11 @@ class Constant:
     source: ConstantSource
     shape: tuple[int, ...]
 
+    def reshaped(self, shape: tuple[int, ...]) -> Constant:
+        """Return the constant in another shape, which functions of a weight depend on."""
+        source = self.source if shape == self.shape else ConstantExpr("reshape", (self.source,), shape)
+        return Constant(source, shape)
+
 
 Operand = Value | Constant | float
 Find = Callable[[Any], Operand | None]

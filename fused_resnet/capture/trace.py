@@ -405,7 +405,8 @@ def _number(node: fx.Node, value: torch.Tensor) -> ConstantSource:
             f"{where}: forward makes a constant tensor of {shape}; at most {LARGEST_CONSTANT} elements are supported: "
             "register it as a buffer"
         )
-    return ConstantExpr("numbers" if value.is_floating_point() else "integers", (), tuple(value.flatten().tolist()))
+    numbers = ConstantExpr("numbers" if value.is_floating_point() else "integers", (), tuple(value.flatten().tolist()))
+    return numbers if value.dim() == 1 else ConstantExpr("reshape", (numbers,), tuple(value.shape))
 
 
 def _remove(graph: fx.Graph, repeated: Callable[[fx.Node], fx.Node | None]) -> None:

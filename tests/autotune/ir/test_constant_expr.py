@@ -1,5 +1,7 @@
 """Constants computed from parameters: each rewriting gives the result of what it replaces."""
 
+import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -64,6 +66,13 @@ def test_sources_may_be_derived_themselves() -> None:
         "concatenate", (ConstantExpr("pool_filter", ("a",), (3, 3)), ConstantExpr("pool_filter", ("b",), (3, 3)))
     )
     assert evaluate(state, both).shape == (6, 3, 3, 3)
+
+
+def test_a_reshaped_weight_has_rows_and_columns() -> None:
+    weight, scale = random(24), random(4)
+    source = ConstantExpr("scale_rows", (ConstantExpr("reshape", ("w",), (4, 2, 3)), "s"))
+    expected = weight.view(4, 2, 3) * scale[:, None, None]
+    assert torch.equal(evaluate({"w": weight, "s": scale}, pickle.loads(pickle.dumps(source))), expected)
 
 
 def test_an_unknown_function_is_named() -> None:

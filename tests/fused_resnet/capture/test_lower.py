@@ -209,6 +209,32 @@ def test_a_clamp_by_a_tensor_is_torchs(empty_db):
     assert_right(of(lambda m, x: torch.clamp(x, min=m.floor), floor=floor), empty_db, X)
 
 
+SOBEL = [[1.0, 0, -1, 2, 0, -2, 1, 0, -1] * 8, [1.0, 2, 1, 0, 0, 0, -1, -2, -1] * 8]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, y: m.norm(F.conv2d(y, m.flat.view(4, 8, 3, 3))),
+        lambda m, y: F.conv_transpose2d(y, m.flat.view(8, 4, 3, 3)) * m.four.view(1, 4, 1, 1),
+        lambda m, y: m.norm(F.conv2d(y, torch.tensor(SOBEL * 2).to(y.dtype).view(4, 8, 3, 3))),
+        lambda m, y: F.conv2d(y, torch.tensor([[[SOBEL[0][:3]]] * 8] * 4).to(y.dtype)) * m.four.view(4, 1, 1) + 1,
+        lambda m, y: F.linear(F.adaptive_avg_pool2d(y, (2, 3)).flatten(1), m.flat.view(6, 48)) * 3,
+        lambda m, y: F.batch_norm(y, m.wide.running_mean, m.wide.running_var, m.eight.view(8), m.wide.bias),
+    ],
+)
+def test_weights_may_be_views(function, empty_db):
+    generator = torch.Generator().manual_seed(1)
+    flat, four, eight = (torch.rand(shape, generator=generator) for shape in ((288,), (4,), (1, 8, 1, 1)))
+    parameters = {"flat": nn.Parameter(flat), "four": nn.Parameter(four), "eight": nn.Parameter(eight)}
+    model = of(function, norm=nn.BatchNorm2d(4), wide=nn.BatchNorm2d(8), **parameters)
+    network = assert_right(model, empty_db, X)
+    with torch.no_grad():
+        for tensor in (*network.parameters(), *model.parameters()):
+            tensor.mul_(1.5)
+    assert relative_error(network(X), precise(model, X)) < LIMIT
+
+
 @pytest.mark.parametrize(
     ("function", "chain"),
     [
