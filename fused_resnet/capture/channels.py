@@ -84,7 +84,7 @@ def rearranged(
             if channels(node) and (rule := _RULES.get(name_of(node))) and (value := rule(node, channels)):
                 assert value.count == node.meta["val"].shape[1]
                 found[node] = value
-    return found
+    return {node: value for node, value in found.items() if node.meta["val"].numel()}  # no layer makes nothing
 
 
 Lookup = Callable[[Any], Channels | None]
@@ -163,6 +163,8 @@ def _reshaped(node: fx.Node, channels: Lookup) -> Channels | None:
     if not isinstance(grouped, fx.Node) or name_of(grouped) not in _VIEWS or not grouped.args:
         return None
     n, groups, size, *image = grouped.meta["val"].shape
+    if 1 in (groups, size):
+        return None  # no channel moves, so the node is a view
     if [n, groups * size, *image] != list(node.meta["val"].shape) or not isinstance(grouped.args[0], fx.Node):
         return None
     if grouped.args[0].meta["val"].shape != node.meta["val"].shape:
@@ -210,9 +212,9 @@ def _cut(ranges: Sequence[ChannelRange], first: int, end: int) -> Iterator[Chann
 
 
 def _joined(ranges: Sequence[ChannelRange]) -> tuple[ChannelRange, ...]:
-    """Return ranges with neighbouring ones of the same node joined."""
+    """Return ranges without empty ones, and with neighbouring ones of the same node joined."""
     joined: list[ChannelRange] = []
-    for part in ranges:
+    for part in (part for part in ranges if part.first < part.end):
         if joined and joined[-1].node is part.node and joined[-1].end == part.first:
             joined[-1] = ChannelRange(part.node, joined[-1].first, part.end)
         else:

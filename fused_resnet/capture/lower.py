@@ -363,8 +363,9 @@ class Lowering:
     def _torch(self, node: fx.Node) -> None:
         """Add a layer of torch for a node, together with the nodes that only it reads and only torch computes."""
         inputs, inner = self._region(node)
-        value = node.meta.get("val")
-        separate = isinstance(value, torch.Tensor) and value.dim() and tensor_dtype_name(value.dtype) and inputs
+        value: Any = node.meta.get("val")
+        is_tensor = isinstance(value, torch.Tensor) and value.dim() and value.numel()
+        separate = is_tensor and tensor_dtype_name(value.dtype) and inputs
         if separate or node in self._traced.results:
             self._add_call(node, inputs, inner)
         # Any other node becomes a part of the layer that reads it.
@@ -379,6 +380,9 @@ class Lowering:
         views = [n for n in inputs if not self.constant(n) and not self._values[n].is_usual]
         place = {n: i for i, n in enumerate([*inputs, *views, *inner])}
         result = node.meta["val"]
+        if not result.numel():
+            shape = tuple(result.shape)
+            raise CaptureError(f"the model returns a tensor of {shape}: a result must have at least one element")
         operands, buffers, weights, values = [], {}, {}, []
         calls = [_strided(self._values[n], inputs.index(n)) for n in views]
         for i, source in enumerate(inputs):

@@ -9,6 +9,7 @@ from architectures import images, random_model
 from reference import relative_error
 from torch import nn
 
+from autotune.core import CaptureError
 from autotune.ir import Concat, TorchCall
 from fused_resnet import FusedResNet
 from fused_resnet.capture import capture
@@ -145,3 +146,34 @@ def test_what_is_no_concatenation_of_channels_comes_out_right(function, empty_db
     with torch.no_grad():
         expected = copy.deepcopy(model).double()(X.double())
     assert relative_error(FusedResNet.from_model(model, empty_db)(X), expected) < 1e-5
+
+
+def shuffled_by_one(m, a, b, relu_first):
+    y = shuffled(a, 1)
+    early = F.relu(a) if relu_first else 0
+    late = torch.cat([y, b], 1), y[:, :4] * 2
+    return torch.cat([*late, F.relu(a) + early], 1)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, a, b: shuffled_by_one(m, a, b, False),
+        lambda m, a, b: shuffled_by_one(m, a, b, True),
+        lambda m, a, b: torch.cat([permuted(a, 8)[:, :4], F.relu(a), shuffled(F.relu(a), 8)], 1),
+        lambda m, a, b: torch.cat([a[:, :0], b, a[:, 8:]], 1).relu(),
+        lambda m, a, b: torch.cat([a[:, :0] * 2, b], 1) + a[:, 3:3].sum(1, keepdim=True),
+        lambda m, a, b: torch.cat([torch.cat([a[:, :, :0], b[:, :, 8:]], 1), torch.cat([a, b], 1)], 2),
+    ],
+)
+def test_shuffles_and_slices_that_take_all_or_nothing(function, empty_db):
+    model = random_model(Of(function), size=8)
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(X.double())
+    assert relative_error(FusedResNet.from_model(model, empty_db)(X), expected) < 1e-5
+
+
+@pytest.mark.parametrize("function", [lambda m, a, b: a[:, :0], lambda m, a, b: (a[:, :, :0] * 2, b)])
+def test_a_result_without_elements_is_refused(function):
+    with pytest.raises(CaptureError, match=r"returns a tensor of \(2, .*\): a result must have at least one element"):
+        capture(Of(function).eval(), tuple(X.shape), "f32")
