@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fused_resnet.capture.trace import arguments, name_of
+from fused_resnet.capture.nodes import arguments, name_of
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import fx
 
-from fused_resnet.capture.trace import name_of
+from fused_resnet.capture.nodes import name_of
 
 RESHAPES = {"view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze"}
 """Operators that may need a copy where their input's layout is not torch's own."""

@@ -37,8 +37,9 @@ from autotune.ir.epilogue_steps import STEPS, full_name
 from fused_resnet.capture.channels import Channels, rearranged
 from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value, build_layers
 from fused_resnet.capture.layout import RESHAPES, VIEWS, view_strides
+from fused_resnet.capture.nodes import name_of, path
 from fused_resnet.capture.pointwise import Constant, Operand, operands, steps
-from fused_resnet.capture.trace import Traced, name_of, path
+from fused_resnet.capture.trace import Traced
 
 WHOLE_LAYER = "the network"
 """Name of the layer that calls torch's operators for the whole network; no path of a submodule has a space."""

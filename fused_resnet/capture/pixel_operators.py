@@ -13,8 +13,8 @@ from autotune.core import ProblemError
 from autotune.ir import ConstantSource, DepthToSpace, GroupNorm, LayerNorm, Problem, Softmax, Upsample
 from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value
 from fused_resnet.capture.lower import Handler, Lowering, buffer
+from fused_resnet.capture.nodes import arguments, name_of
 from fused_resnet.capture.pointwise import number
-from fused_resnet.capture.trace import arguments, name_of
 
 _LARGEST_FACTOR = 4096  # largest numerator or denominator of a factor of a resize
 

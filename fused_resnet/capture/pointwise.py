@@ -11,7 +11,7 @@ from torch import fx
 from autotune.ir import ConstantExpr, ConstantSource
 from fused_resnet.capture.layer_builder import AppliedStep, Value
 from fused_resnet.capture.layout import same_layout
-from fused_resnet.capture.trace import arguments, name_of
+from fused_resnet.capture.nodes import arguments, name_of
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from autotune.ir import (
 )
 from fused_resnet.capture.layer_builder import LayerBuilder
 from fused_resnet.capture.lower import Lowering
-from fused_resnet.capture.trace import arguments, name_of
+from fused_resnet.capture.nodes import arguments, name_of
 from fused_resnet.torch_arguments import pair
 
 

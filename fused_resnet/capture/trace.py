@@ -1,13 +1,12 @@
 """Tracing: a module -> a torch.fx graph of aten operators, without in-place changes, for one signature.
 
 torch.export makes the graph; if it fails, on the result of torch.fx's tracer. Operators that do nothing in inference
-(dropout, clone, contiguous ...) are removed. `path` returns the submodule of a node.
+(dropout, clone, contiguous ...) are removed. `nodes.path` returns the submodule of a node.
 """
 
 from __future__ import annotations
 
 import copy
-import operator
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +24,8 @@ from autotune.core import CaptureError, in_one_line
 from autotune.ir import DTYPES, TENSOR_DTYPES, ConstantExpr, ConstantSource
 from fused_resnet.arguments import Signature, put_together
 from fused_resnet.capture.graph_trace import TracedGraph, trace_graph
+from fused_resnet.capture.in_place import change_nothing_in_place
+from fused_resnet.capture.nodes import CASTS, COPIES, arguments, name_of, path
 from fused_resnet.dynamo_graph import DynamoGraph
 from fused_resnet.guards import stateless
 from fused_resnet.result import Leaf, Result
@@ -36,8 +37,6 @@ LARGEST_CONSTANT = 4096
 """Largest number of elements of a tensor that `forward` makes itself; a larger one must be a buffer."""
 
 _DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
-_COPIES = {"clone", "contiguous", "alias", "detach", "detach_", "lift_fresh_copy", "lift_fresh"}
-_CASTS = {"to", "_to_copy", "type_as"}
 _OF_MEMORY = {"as_strided", "as_strided_copy", "as_strided_scatter"}
 """Operators that take elements by their places in memory."""
 _OF_NEIGHBOURS = {"view_as_complex", "view_as_complex_copy", "view_dtype"}
@@ -79,7 +78,7 @@ def trace(model: nn.Module, signature: Signature, dtype: str) -> Traced:
         raise CaptureError(f"the model is in {found} and the input in {DTYPES[dtype]}: convert one with .to()")
     exported = _export(model, signature, device)
     _remove(exported.graph, _dropped_out)
-    if not _change_nothing_in_place(exported):
+    if not change_nothing_in_place(exported):
         exported.graph_module.recompile()
         exported = exported.run_decompositions({})
     return _read(exported)
@@ -106,32 +105,6 @@ def check(model: nn.Module) -> tuple[torch.device, torch.dtype | None]:
                 "convert the whole model with .to()"
             )
     return kind
-
-
-def path(node: fx.Node) -> str:
-    """Return the path of the innermost submodule that a node comes from; empty for the model itself."""
-    stack = node.meta.get("nn_module_stack") or {"": ("", None)}
-    return str(list(stack.values())[-1][0])
-
-
-def name_of(node: fx.Node) -> str:
-    """Return an operator's name without its overload, such as "conv2d"; empty for a node without an operator.
-
-    That of `x.view(dtype)` is "view_dtype", because it has little in common with `x.view(shape)`.
-    """
-    if node.target is torch.ops.aten.view.dtype:
-        return "view_dtype"
-    if isinstance(node.target, torch._ops.OpOverload):
-        return node.target._opname if node.target.namespace == "aten" else str(node.target)
-    return "getitem" if node.target is operator.getitem else ""
-
-
-def arguments(node: fx.Node) -> dict[str, Any]:
-    """Return all arguments of an operator by the names of its schema, with the defaults of those not given."""
-    assert isinstance(node.target, torch._ops.OpOverload)
-    formal = node.target._schema.arguments
-    given = dict(zip((argument.name for argument in formal), node.args, strict=False))
-    return {argument.name: argument.default_value for argument in formal} | given | dict(node.kwargs)
 
 
 def _export(model: nn.Module, signature: Signature, device: torch.device) -> torch.export.ExportedProgram | TracedGraph:
@@ -195,90 +168,6 @@ def _where(model: nn.Module, frames: TracebackType | None) -> str:
 
 def _called(name: str, module: nn.Module) -> str:
     return f"{name} ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
-
-
-def _change_nothing_in_place(exported: torch.export.ExportedProgram | TracedGraph) -> bool:
-    """Rewrite relu_(x) as relu(x), and its later readers.
-
-    Returns:
-        Whether that is possible; it is not where another view of x is read later, or where the other operator gives
-        another dtype, as `x > 0` does for gt_(x, 0).
-    """
-    graph = exported.graph
-    signature = exported.graph_signature
-    place = {node: i for i, node in enumerate(graph.nodes)}
-    roots: dict[fx.Node, fx.Node] = {}
-    copies = set()  # nodes with memory of their own, although they have a root
-    changed = []
-    for node in graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
-        shares = schema and schema.returns and schema.returns[0].alias_info
-        if first and (shares or name_of(node) in {"getitem", *_COPIES, *_CASTS}):
-            roots[node] = roots.get(first, first)
-            if first in copies or not _share_memory(node, first):
-                copies.add(node)
-        if schema and schema.is_mutable and first and name_of(node) not in _COPIES:
-            changed.append((node, first))
-    for node, target in changed:
-        root = roots.get(target, target)
-        if root.op == "placeholder" and root.name not in signature.user_inputs and target not in copies:
-            key = {**signature.inputs_to_buffers, **signature.inputs_to_parameters}.get(root.name, root.name)
-            raise CaptureError(
-                f"{path(node) or 'the model'}: forward changes '{key}', and a captured network changes no state"
-            )
-        others = [other for other in (root, *roots) if roots.get(other, other) is root and other is not target]
-        if any(place[b] < place[node] < place[user] for b in others for user in b.users if b is not node):
-            return False
-    functions = {node: _function_of(node) for node, _ in changed}
-    if None in functions.values():
-        return False
-    for node, target in changed:
-        node.target = functions[node]
-        for user in [user for user in target.users if place[user] > place[node]]:
-            user.replace_input_with(target, node)
-    return True
-
-
-def _share_memory(node: fx.Node, source: fx.Node) -> bool:
-    """Return whether a node that may copy its source does not."""
-    if name_of(node).startswith("lift_fresh"):
-        return False  # a tensor that forward makes
-    one, other = (each.meta.get("val") for each in (node, source))
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-        return True  # a list of views
-    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
-
-
-def _function_of(node: fx.Node) -> torch._ops.OpOverload | None:
-    """Return the operator whose result an in-place operator leaves in its first argument; None if there is none."""
-    operator_ = node.target
-    assert isinstance(operator_, torch._ops.OpOverload)
-    if not operator_._opname.endswith("_"):
-        return None
-    packet = getattr(getattr(torch.ops, operator_.namespace), operator_._opname.removesuffix("_"), None)
-    overloads = [getattr(packet, name) for name in packet.overloads()] if packet else []
-    function: torch._ops.OpOverload | None = next((one for one in overloads if _takes(one) == _takes(operator_)), None)
-    if function is None:
-        return None
-    given = fx.map_arg((node.args, node.kwargs), lambda one: _on_meta(one.meta["val"]))
-    try:
-        made = function(*given[0], **given[1])
-    except Exception:  # not every operator runs on the meta device
-        return None
-    return function if made.dtype == node.meta["val"].dtype else None
-
-
-def _takes(operator_: torch._ops.OpOverload) -> list[tuple[str, str]]:
-    """Return the names and types of an operator's arguments."""
-    return [(argument.name, str(argument.type)) for argument in operator_._schema.arguments]
-
-
-def _on_meta(value: Any) -> Any:
-    """Return a tensor without memory in place of a traced one; other values as they are."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
 def _read(exported: torch.export.ExportedProgram | TracedGraph) -> Traced:
@@ -471,12 +360,12 @@ def _dropped_out(node: fx.Node) -> fx.Node | None:
 def _does_nothing(node: fx.Node) -> fx.Node | None:
     """Return the node that this one repeats, if it does nothing else; None otherwise."""
     name = name_of(node)
-    if name in _COPIES:
+    if name in COPIES:
         return node.args[0]  # type: ignore[return-value]
     source = node.args[0] if node.args else None
     if name == "adaptive_avg_pool2d" and isinstance(source, fx.Node):
         return source if source.meta["val"].shape == node.meta["val"].shape else None
-    if name in _CASTS and isinstance(source, fx.Node):
+    if name in CASTS and isinstance(source, fx.Node):
         before, after = source.meta["val"], node.meta["val"]
         return source if (before.dtype, before.device) == (after.dtype, after.device) else None
     if name == "slice" and isinstance(source, fx.Node) and source.meta["val"].shape == node.meta["val"].shape:
