@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autotune.core import CaptureError, UnknownNameError, in_one_line, require_one_of
+from autotune.core import CaptureError, in_one_line, require_one_of
 from autotune.ir import BYTE_PRECISIONS, Network, ToChannelsLast, TorchCall
 from autotune.runtime.engine import same_objects
 from fused_resnet.dynamo_graph import Unlifted, unlift
@@ -149,14 +149,15 @@ def autotune(
     try:
         _refuse_others(tensors)
         unlifted = unlift(graph_module, example_inputs)
-        if not unlifted.module.state_dict():
-            return _other_backend(graph_module, example_inputs)  # a piece between graph breaks: nothing to tune
-        compiled = CompiledGraph(unlifted, chosen)
+    except Exception as error:
+        return _left("a graph", error, graph_module, example_inputs)
+    if not unlifted.module.state_dict():
+        return _other_backend(graph_module, example_inputs)  # a piece between graph breaks: nothing to tune
+    compiled = CompiledGraph(unlifted, chosen)  # what it raises is about the database
+    try:
         network = compiled.network([_concrete(example_inputs[position]) for position in unlifted.inputs])
-    except (CaptureError, InputError, UnknownNameError) as error:
-        return _other_backend(
-            graph_module, example_inputs, f"backend='autotune' leaves a graph to Inductor, because {error}"
-        )
+    except Exception as error:
+        return _left("a graph", error, graph_module, example_inputs)
     if all(isinstance(layer.problem, TorchCall | ToChannelsLast) for layer in network.layers):
         return _other_backend(graph_module, example_inputs)
     return compiled
@@ -169,9 +170,8 @@ def _training_step(graph_module: fx.GraphModule, example_inputs: Sequence[Any], 
     try:
         device = _training_device([one for one in example_inputs if isinstance(one, torch.Tensor)], options)
         found = graph_problems(graph_module, example_inputs)
-    except CaptureError as error:
-        reason = f"backend='autotune' leaves a training step to Inductor, because {error}"
-        return _other_backend(graph_module, example_inputs, reason)
+    except Exception as error:
+        return _left("a training step", error, graph_module, example_inputs)
     if found is not None and not (found.named or found.others):
         return _other_backend(graph_module, example_inputs)  # a piece between graph breaks
     if found is not None and options.tunes:
@@ -220,10 +220,8 @@ class CompiledGraph:
 
     def network(self, inputs: Sequence[torch.Tensor]) -> Network:
         """Return the layers for inputs like these; raises CaptureError or InputError if there are none."""
-        if not inputs:
-            raise CaptureError("the graph has no input")
         assert self._first
-        return self._first.network(*inputs)
+        return _captured(self._first, inputs)
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the graph.
@@ -239,9 +237,11 @@ class CompiledGraph:
         else:
             try:
                 result = bound.network(*inputs)
-            except CaptureError as error:  # other shapes of the same graph were captured
+            except Exception:  # other shapes of the same graph were captured, or a kernel failed
+                if (reason := _refusal(bound.network, inputs)) is None:
+                    raise
                 self._refused.add(tuple(x.shape for x in inputs))
-                warnings.warn(f"backend='autotune' runs a graph on torch's operators, because {error}", stacklevel=2)
+                warnings.warn(f"backend='autotune' runs a graph on torch's operators, because {reason}", stacklevel=2)
                 result = bound.network._plain(*inputs)
         return result if self._is_tuple else (result,)
 
@@ -310,6 +310,24 @@ class _Bound:
         return any(one is not None and sys.getrefcount(one) <= held for one in self.arguments)
 
 
+def _captured(network: FusedResNet, inputs: Sequence[torch.Tensor]) -> Network:
+    """Return the layers for inputs like these; raises CaptureError or InputError if there are none."""
+    if not inputs:
+        raise CaptureError("the graph has no input")
+    if len(dtypes := {one.dtype for one in inputs if one.is_floating_point()}) > 1:
+        raise CaptureError(f"its inputs are in several dtypes: {', '.join(sorted(map(str, dtypes)))}")
+    return network.network(*inputs)
+
+
+def _refusal(network: FusedResNet, inputs: Sequence[torch.Tensor]) -> str | None:
+    """Return why there are no layers for inputs like these; None if there are."""
+    try:
+        _captured(network, inputs)
+    except Exception as error:
+        return in_one_line(error)
+    return None
+
+
 def _getter(positions: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
     """Return a function that takes the items at some positions."""
     if len(positions) > 1:
@@ -343,13 +361,21 @@ def _concrete(example: torch.Tensor) -> torch.Tensor:
     return torch.empty(sizes, dtype=example.dtype, device="meta")
 
 
-def _other_backend(graph_module: fx.GraphModule, example_inputs: Sequence[Any], reason: str = "") -> Compiled:
+def _left(what: str, error: Exception, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+    """Return Inductor's callable for a graph because of an error, which may be of any kind: the graph is a user's."""
+    from torch._dynamo.exc import RestartAnalysis
+
+    if isinstance(error, RestartAnalysis):
+        raise error  # a request to Dynamo
+    warnings.warn(f"backend='autotune' leaves {what} to Inductor, because {in_one_line(error)}", stacklevel=3)
+    return _other_backend(graph_module, example_inputs)
+
+
+def _other_backend(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
     """Return Inductor's callable for a graph, or the graph itself if Inductor cannot compile here."""
     from torch._dynamo.backends.registry import lookup_backend
     from torch._dynamo.exc import RestartAnalysis
 
-    if reason:
-        warnings.warn(reason, stacklevel=3)
     try:
         inductor: Callable[..., Compiled] = lookup_backend("inductor")
         return inductor(graph_module, list(example_inputs))

@@ -1,6 +1,7 @@
 """The backend of torch.compile: results of Dynamo's graphs, which weights they use, and what is left to Inductor."""
 
 import os
+import signal
 import tomllib
 import warnings
 
@@ -13,6 +14,7 @@ from torch._dynamo.utils import counters
 
 from autotune.core import UnknownNameError
 from fused_resnet import FusedResNet, InputError
+from fused_resnet.capture.operators import HANDLERS
 from fused_resnet.compile_backend import CompileOptions, autotune
 from fused_resnet.quantization.calibrate import calibrate
 from tuning_db import DatabaseError, Store
@@ -256,6 +258,65 @@ def test_what_cannot_be_captured_runs_without_our_kernels(empty_db, no_inductor,
         torch.testing.assert_close(result, copy(other))
     assert torch.equal(x, other) and all(map(torch.equal, model.state_dict().values(), copy.state_dict().values()))
     assert len(no_inductor) == 1
+
+
+class Scaled(Net):
+    def forward(self, x, scale):
+        return super().forward(x) * scale.sum()
+
+
+def test_inputs_of_several_dtypes_run_without_our_kernels(empty_db, no_inductor):
+    model, x, scale = Scaled().eval(), images(2), images(2, 1).double()
+    with torch.no_grad(), pytest.warns(UserWarning, match=r"several dtypes: torch\.float32, torch\.float64"):
+        torch.testing.assert_close(compiled(model, empty_db)(x, scale), model(x, scale))
+    assert len(no_inductor) == 1
+
+
+def fail_at_batch(monkeypatch, refused):
+    """Let the capture of a convolution of some batch sizes fail in a way that nobody foresaw."""
+    handler = HANDLERS["conv2d"]
+
+    def conv2d(lowering, node):
+        if node.meta["val"].shape[0] in refused:
+            raise KeyError("conv")
+        return handler(lowering, node)
+
+    monkeypatch.setitem(HANDLERS, "conv2d", conv2d)
+
+
+def test_an_unexpected_error_leaves_a_graph_to_inductor_and_is_named(empty_db, no_inductor, monkeypatch):
+    fail_at_batch(monkeypatch, {2})
+    model = Net().eval()
+    with torch.no_grad(), pytest.warns(UserWarning, match="leaves a graph to Inductor, because KeyError: 'conv'"):
+        assert_same(model, compiled(model, empty_db), images(2))
+    assert len(no_inductor) == 1
+
+
+def test_an_unexpected_error_for_another_shape_is_named_once(empty_db, bound, no_inductor, monkeypatch):
+    fail_at_batch(monkeypatch, {5})
+    model = Net().eval()
+    fast = compiled(model, empty_db)
+    with torch.no_grad():
+        assert_same(model, fast, images(2))
+        assert_same(model, fast, images(3))  # from now on Dynamo has one graph for all batch sizes
+        with pytest.warns(UserWarning, match="runs a graph on torch's operators, because KeyError: 'conv'"):
+            assert_same(model, fast, images(5))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert_same(model, fast, images(5))
+    assert len(bound) == 2 and not no_inductor
+
+
+def test_an_interrupt_and_a_wrong_database_are_not_left_to_inductor(empty_db, no_inductor, monkeypatch, tmp_path):
+    (tmp_path / "other.db").write_text("no database")
+    with torch.no_grad():
+        for name, error in ((tmp_path / "none.db", "no tuning database"), (tmp_path / "other.db", "not a tuning")):
+            with pytest.raises(DatabaseError, match=error):
+                autotune(torch.fx.symbolic_trace(Net().eval()), [images(2)], options={"tuning_db": name})
+        monkeypatch.setitem(HANDLERS, "conv2d", lambda lowering, node: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            compiled(Net().eval(), empty_db)(images(2))
+    assert not no_inductor
 
 
 def test_a_users_submodule_in_training_mode_stays_so(empty_db, no_inductor):
