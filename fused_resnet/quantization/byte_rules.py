@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from autotune.ir import (
     MAX_OPERANDS,
@@ -20,6 +20,7 @@ from autotune.ir import (
     is_input,
     is_output,
 )
+from fused_resnet.quantization.scales import activation
 
 GRANULE = 16
 """Channels that a kernel reads or writes in one 16-byte access."""
@@ -90,6 +91,26 @@ def choose_layers(
         kept |= dict.fromkeys(alone, "its neighbors are not in bytes: the casts would cost more than bytes gain")
 
 
+def layers_with(infinite: Collection[str], layers: Sequence[Layer], form: ByteFormat) -> dict[str, str]:
+    """Return the layers that would run in bytes although they read or write infinite values, with the reasons.
+
+    Args:
+        infinite: Names of the activations that hold infinite values, such as masked logits.
+        layers: All layers.
+        form: The format of the bytes, which has no infinity.
+    """
+    if not infinite:
+        return {}
+    wiring = Wiring(layers)
+    names = {buffer: activation(layer, operand.name) for buffer, (layer, operand) in wiring.maker.items()}
+    chosen, _ = choose_layers(wiring, form)
+    return {
+        layer.name: "it reads or writes infinite values, which 8-bit formats do not have"
+        for layer in layers
+        if layer.name in chosen and any(names.get(buffer) in infinite for buffer in (*layer.reads, *layer.writes))
+    }
+
+
 def _kept(wiring: Wiring, form: ByteFormat) -> dict[str, str]:
     """Return the reason for each convolution or linear layer that cannot run in bytes or would not gain."""
     products = [layer for layer in wiring.layers if isinstance(layer.problem, Conv2d | Gemm)]
@@ -156,7 +177,7 @@ def _chosen(wiring: Wiring, kept: dict[str, str]) -> set[str]:
             follows = (
                 isinstance(layer.problem, _FOLLOWERS) and _tensors_fit(layer.problem.epilogue) and _has_room(layer)
             )
-            taken = follows and not ends and made is not None and made[0].name in chosen
+            taken = follows and not ends and made is not None and made[0].name in chosen and layer.name not in kept
         if taken:
             chosen.add(layer.name)
     return chosen

@@ -17,7 +17,7 @@ class CalibratedScales(dict[str, float]):
     """The scales of a calibration, the layers that it keeps out of bytes, and the corrections of biases.
 
     Attributes:
-        sensitive: For each convolution or linear layer that stays in the module's dtype, by name, the reason.
+        sensitive: For each layer that stays in the module's dtype because of its values, by name, the reason.
         corrections: What layers in bytes add to their biases.
         precision: The precision that the scales are for, a key of BYTE_PRECISIONS.
     """

@@ -21,6 +21,7 @@ def sensitive_layers(
     scales: Scales,
     max_loss: float,
     corrections: Callable[[Mapping[str, str]], Corrections],
+    unfit: Mapping[str, str],
 ) -> dict[str, str]:
     """Choose the convolutions and linear layers that stay in the module's dtype.
 
@@ -36,13 +37,14 @@ def sensitive_layers(
         scales: Scale of each activation.
         max_loss: Largest loss: norm of the differences of the results / norm of the results.
         corrections: (layers that are kept, with reasons) -> what the others add to their biases.
+        unfit: Layers that are kept anyway, with the reasons.
 
     Returns:
         For each layer that is kept, by name, the reason.
     """
     wirings = {shape: Wiring(each) for shape, each in layers.items()}
     first = wirings[batches[0].shape]
-    chosen, _ = choose_layers(first, form)
+    chosen, _ = choose_layers(first, form, unfit)
     products = [layer.name for layer in first.layers if layer.name in chosen and "weight" in layer.weights]
 
     def results(in_bytes: Callable[[Wiring], Collection[str]], corrected: Corrections) -> torch.Tensor:
@@ -54,13 +56,13 @@ def sensitive_layers(
     exact = results(lambda wiring: (), {})
 
     def loss(in_bytes: Callable[[Wiring], Collection[str]], corrected: Corrections) -> float:
-        return float((results(in_bytes, corrected) - exact).norm() / exact.norm().clamp_min(1e-300))
+        return float(differences(results(in_bytes, corrected), exact).norm() / finite_norm(exact))
 
     def loss_of(name: str) -> float:
         return loss(lambda wiring: (name,), {})
 
     def loss_without(names: Collection[str]) -> float:
-        kept = dict.fromkeys(names, "")
+        kept = {**unfit, **dict.fromkeys(names, "")}
         return loss(lambda wiring: choose_layers(wiring, form, kept)[0], corrections(kept))
 
     if not products or loss_without(()) <= max_loss:
@@ -79,6 +81,17 @@ def sensitive_layers(
         f"{max_loss:.2%}"
         for name in ranked[:enough]
     }
+
+
+def differences(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Return actual - expected; 0 where both are the same infinity, such as that of a masked logit."""
+    return (actual - expected).masked_fill(actual == expected, 0.0)
+
+
+def finite_norm(values: torch.Tensor) -> torch.Tensor:
+    """Return the norm of the finite values, but no 0, by which nothing can be divided."""
+    norm: torch.Tensor = values.masked_fill(values.isinf(), 0.0).norm()
+    return norm.clamp_min(1e-300)
 
 
 def _results(constants: State, x: torch.Tensor, rounding: Rounding) -> torch.Tensor:

@@ -14,6 +14,7 @@ from autotune.core import AutotuneError, CaptureError, ProblemError
 from autotune.ir import BYTE_PRECISIONS
 from fused_resnet import FusedResNet, InputError, model_source
 from fused_resnet.capture import capture
+from fused_resnet.networks import se_resnet9_fixup
 from fused_resnet.quantization import compare
 from fused_resnet.quantization.calibrate import Loss, calibrate
 
@@ -69,6 +70,11 @@ def narrow():
     """Four convolutions of 16 channels, of which the inner two run in bytes."""
     parts = nn.Sequential(*(nn.Conv2d(16, 16, 3, padding=1) for _ in range(4)))
     return random_model(parts), torch.randn(2, 16, 8, 8, generator=torch.Generator().manual_seed(2))
+
+
+def random_model_of(module):
+    """Return a module in eval mode with random parameters that do not depend on other tests."""
+    return se_resnet9_fixup.randomize(module.eval())
 
 
 @pytest.mark.parametrize("precision", BYTE_PRECISIONS)
@@ -132,11 +138,117 @@ def test_results_that_are_no_floating_point_have_no_scale(empty_db):
     assert compare(model(x)[0].detach(), y).error < 0.1 and mask.dtype == torch.bool
 
 
+class Gates(nn.Module):
+    """Channels that a softmax gates, of which a mask takes some out."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.after = (nn.Sequential(*(nn.Conv2d(16, 16, 3, padding=1) for _ in "abc")) for _ in "ab")
+        self.logits = nn.Conv2d(16, 16, 1)
+        self.register_buffer("mask", torch.zeros(16, 1, 1).index_fill_(0, torch.tensor([3, 7]), -math.inf))
+
+    def forward(self, x):
+        return self.after(16 * torch.softmax(self.logits(self.before(x)) / 32 + self.mask, 1))
+
+
+@pytest.mark.parametrize("precision", BYTE_PRECISIONS)
+@pytest.mark.parametrize("max_loss", [None, 1e-9, 0.5])
+def test_layers_with_infinite_results_stay_out_of_bytes(precision, max_loss, empty_db):
+    model, x = random_model_of(Gates()), narrow()[1]
+    scales = calibrate(model, [x], precision=precision, max_loss=max_loss)
+    assert "infinite" in scales.sensitive["logits"] and all(map(math.isfinite, scales.values()))
+    network = FusedResNet.from_model(model, empty_db, precision=precision, calibration=scales)
+    assert compare(model(x).detach(), network(x)).error < 0.1
+
+
+@pytest.mark.parametrize("max_loss", [None, 0.5])
+def test_masked_results_are_calibrated(max_loss, empty_db):
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = narrow()[0]
+
+        def forward(self, x):
+            y = self.layers(x).mean((2, 3))
+            return y.masked_fill(torch.arange(16) > 12, -math.inf)
+
+    model, x = Masked().eval(), narrow()[1]
+    scales = calibrate(model, [x], max_loss=max_loss)
+    assert scales.sensitive == {}
+    y = FusedResNet.from_model(model, empty_db, precision="int8", calibration=scales)(x)
+    assert y.isneginf().sum() == 2 * 3 and compare(model(x).detach(), y).error < 0.1
+
+
+class Embedded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.layers = nn.Embedding(10, 16), narrow_linear()
+
+    def forward(self, indices):
+        return self.layers(self.table(indices))
+
+
+def narrow_linear():
+    return nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), *(nn.Linear(16, 16) for _ in "ab"))
+
+
+@pytest.mark.parametrize("max_loss", [None, 0.5])
+def test_models_of_integers_are_calibrated(max_loss, empty_db):
+    model = random_model_of(Embedded())
+    indices = torch.randint(10, (64, 7), generator=torch.Generator().manual_seed(1))
+    scales = calibrate(model, [indices, indices[:8]], max_loss=max_loss)
+    assert scales.keys() >= {"layers.0", "layers.2", "layers.4"}
+    y = FusedResNet.from_model(model, empty_db, precision="int8", calibration=scales)(indices)
+    assert compare(model(indices).detach(), y).error < 0.1
+
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = narrow()[0]
+
+    def forward(self, *, image, scale=1.0):
+        return self.layers(image) * scale
+
+
+def test_batches_may_be_dictionaries(empty_db):
+    model, x = Named().eval(), narrow()[1]
+    batch = {"image": x, "scale": 0.5, "label": torch.zeros(2)}
+    scales = calibrate(model, [batch, (batch, torch.zeros(2))])
+    y = FusedResNet.from_model(model, empty_db, precision="int8", calibration=scales)(image=x, scale=0.5)
+    assert compare(model(image=x, scale=0.5).detach(), y).error < 0.1
+    assert scales["layers.1"] == calibrate(model.layers, [x])["1"]
+
+
+def test_calibration_says_what_a_batch_must_be(empty_db):
+    model, x = Named().eval(), narrow()[1]
+    for batches, said in [
+        ([{"pixels": x}], "dictionary of 'pixels', and forward takes 'image', 'scale': give the input by that name"),
+        ([{"image": x, "scale": x}], "takes 'image', 'scale', and 8-bit formats are for models with one input"),
+        ([{"scale": x}], "missing a required argument: 'image'"),
+        ({"image": x}, "takes batches, and a dictionary was given: give a list of them"),
+        ([x.numpy()], "is a ndarray, not a tensor: give torch.from_numpy"),
+        ([()], "is a tuple, not a tensor"),
+        ([{"image": x / 0}], "a batch holds values that are not finite"),
+    ]:
+        with pytest.raises(AutotuneError, match=said):
+            calibrate(model, batches)
+    with pytest.raises(ProblemError, match="is a FusedResNet already: give the module that it was made from"):
+        calibrate(FusedResNet.from_model(model, empty_db), [{"image": x}])
+    with pytest.raises(ProblemError, match=r"result of log holds values that are no numbers \(NaN\)"):
+        calibrate(Logarithm(), [-x.abs()])
+
+
+class Logarithm(nn.Module):
+    def forward(self, x):
+        return torch.log(x)
+
+
 def test_calibration_says_what_it_cannot_use(empty_db):
     model = random_model(ResNet("basic"))
     with pytest.raises(ProblemError, match="no batch"):
         calibrate(model, [])
-    with pytest.raises(ProblemError, match="result of input holds values that are not finite"):
+    with pytest.raises(ProblemError, match="a batch holds values that are not finite"):
         calibrate(model, [torch.full((1, 3, 32, 32), float("nan"))])
     with pytest.raises(CaptureError, match="calibration has no scale for maxpool"):
         layers_of(model, scales={"input": 1.0})
