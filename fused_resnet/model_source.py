@@ -19,6 +19,7 @@ from autotune.runtime.engine import StateWatch
 from fused_resnet.arguments import ONE_TENSOR, Signature, check_arguments
 from fused_resnet.guards import Guards, guards
 from fused_resnet.networks import se_resnet9_fixup, se_resnet9_fixup_layers
+from fused_resnet.quantization import CalibratedScales
 from fused_resnet.result import Result
 from fused_resnet.torch_op import InputError
 
@@ -339,7 +340,8 @@ def check_precision(precision: str | None, calibration: Iterable[Any] | Mapping[
         )
     if precision not in BYTE_PRECISIONS and calibration is not None:
         raise InputError(f"calibration is for {CALIBRATED} alone, and precision is {precision!r}: leave one out")
-    of = getattr(calibration, "precision", precision)  # plain dictionaries do not say for which one they are
+    # Plain dictionaries do not say for which one they are.
+    of = calibration.precision if isinstance(calibration, CalibratedScales) else precision
     if of != precision:
         raise InputError(
             f"the calibration is for precision='{of}', and precision is '{precision}': call "

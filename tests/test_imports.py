@@ -18,6 +18,7 @@ RUNTIME = {
             "module_state",
             "networks",
             "old_pickles",
+            "quantization",
             "result",
             "torch_op",
         ),
@@ -54,3 +55,4 @@ print([name for name in {TOOLS} if name in sys.modules])
         ours = {names[1] for names in parts if names[0] == package and len(names) > 1}
         assert ours <= allowed, f"running loads {ours - allowed} of {package}"
     assert "autotune.libraries.cudnn" not in loaded.split()
+    assert {name for name in loaded.split() if "quantization." in name} == {"fused_resnet.quantization.scales"}

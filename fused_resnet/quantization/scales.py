@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
 
 from autotune.ir import S8, Layer
 
@@ -36,12 +39,19 @@ class CalibratedScales(dict[str, float]):
         self.corrections = {name: tuple(values) for name, values in (corrections or {}).items()}
         self.precision = precision
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what pickle stores: a call with dictionaries, because torch.load fills no other class by default."""
+        return type(self), (dict(self), self.sensitive, self.corrections, self.precision)
+
     def copy(self) -> CalibratedScales:
         """Return other scales with the same contents, where a dictionary's own method would lose the attributes."""
         return self | {}
 
     def __or__(self, other: Scales) -> CalibratedScales:  # type: ignore[override]
         return CalibratedScales({**self, **other}, self.sensitive, self.corrections, self.precision)
+
+
+torch.serialization.add_safe_globals([CalibratedScales])
 
 
 def activation(layer: Layer, operand: str) -> str:

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from architectures import ResNet, conv_norm, images, random_model
+from processes import python
 from quantized import SEEN, layers_of
 from torch import nn
 
@@ -15,7 +16,7 @@ from autotune.ir import BYTE_PRECISIONS
 from fused_resnet import FusedResNet, InputError, model_source
 from fused_resnet.capture import capture
 from fused_resnet.networks import se_resnet9_fixup
-from fused_resnet.quantization import compare
+from fused_resnet.quantization import CalibratedScales, compare
 from fused_resnet.quantization.calibrate import Loss, calibrate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
@@ -136,6 +137,29 @@ def test_results_that_are_no_floating_point_have_no_scale(empty_db):
     model, x = Masked().eval(), narrow()[1]
     y, mask = FusedResNet.from_model(model, empty_db, precision="int8", calibration=[x])(x)
     assert compare(model(x)[0].detach(), y).error < 0.1 and mask.dtype == torch.bool
+
+
+def test_saved_scales_load_by_torchs_default(tmp_path):
+    model, x = narrow()
+    scales = calibrate(model, [x], precision="fp8", max_loss=1e-9)
+    assert scales.sensitive and calibrate(model, [x]).corrections
+    torch.save({"scales": scales, "more": calibrate(model, [x])}, tmp_path / "scales.pt")
+    loaded = torch.load(tmp_path / "scales.pt")
+    for one, other in ((scales, loaded["scales"]), (calibrate(model, [x]), loaded["more"])):
+        assert type(other) is CalibratedScales and other == one and vars(other) == vars(one)
+
+
+@pytest.mark.process
+def test_a_program_loads_scales_before_it_makes_a_network(tmp_path):
+    torch.save(CalibratedScales({"a": 0.5}, precision="fp8"), tmp_path / "scales.pt")
+    done = python(
+        f"""
+import torch
+from fused_resnet import FusedResNet
+print(torch.load({str(tmp_path / "scales.pt")!r}).precision)
+"""
+    )
+    assert done.stdout.split() == ["fp8"], done.stderr
 
 
 class Gates(nn.Module):
