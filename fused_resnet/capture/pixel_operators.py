@@ -100,6 +100,8 @@ def _ratio(size: int, made: int, factor: float | None, corners: bool) -> tuple[i
     """Return the input pixels for each output pixel along an axis as a fraction, as torch has it."""
     if corners:
         ratio = Fraction(size - 1, made - 1) if made > 1 else Fraction(0)
+    elif size == made:
+        ratio = Fraction(1)  # torch copies then, whatever the factor
     elif factor:
         ratio = 1 / Fraction(factor).limit_denominator(_LARGEST_FACTOR)
     else:

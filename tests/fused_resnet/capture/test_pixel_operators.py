@@ -224,6 +224,14 @@ def test_a_permuted_norm_may_be_resized(resize, shape, empty_db):
     torch.testing.assert_close(FusedResNet.from_model(model, empty_db)(x), model(x))
 
 
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear"])
+@pytest.mark.parametrize("factor", [1.3, (1.1, 1.6), 0.9])
+def test_a_factor_may_leave_a_size_as_it_is(mode, factor, empty_db):
+    model = nn.Upsample(scale_factor=factor, mode=mode).eval()
+    x = torch.randn(2, 3, 2, 3, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(FusedResNet.from_model(model, empty_db)(x), model(x))
+
+
 class OnePlus(nn.Module):
     def forward(self, weight):
         return 1 + weight
