@@ -589,10 +589,11 @@ def _tell_change(out: torch.Tensor) -> None:
 
 
 def _first(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """Return a module's first parameter; x if it has none."""
+    """Return a module's first parameter in floating point; x if it has none."""
     # A loop, because some versions of torch.compile do not support the default of next().
     for parameter in module.parameters():
-        return parameter
+        if parameter.is_floating_point():
+            return parameter
     return x
 
 

@@ -270,6 +270,28 @@ def test_inputs_it_cannot_take_are_named(net, x, said):
     assert "\n" not in str(error.value)
 
 
+class Counted(nn.Module):
+    """Has a parameter of integers before those in floating point."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = nn.Parameter(torch.arange(4), requires_grad=False)
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        return self.conv(x) * self.steps.view(4, 1, 1)
+
+
+def test_parameters_may_be_integers(empty_db):
+    model, x = Counted().eval(), torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    network = FusedResNet.from_model(model, empty_db)
+    torch.testing.assert_close(network(x), model(x).detach())
+    short = x.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = network(short)
+    torch.testing.assert_close(y, model(short.float()).detach())
+
+
 def test_a_module_in_a_dtype_without_kernels_is_refused_in_words(tuned_db):
     network = FusedResNet(tuned_db).double()
     with pytest.raises((InputError, UnknownNameError), match="float64"):
