@@ -77,6 +77,7 @@ def trace(model: nn.Module, signature: Signature, dtype: str) -> Traced:
     if found and found != DTYPES[dtype]:
         raise CaptureError(f"the model is in {found} and the input in {DTYPES[dtype]}: convert one with .to()")
     exported = _export(model, signature, device)
+    _refuse_layouts_of_inputs(model, signature, device, exported)
     _remove(exported.graph, _dropped_out)
     if not change_nothing_in_place(exported):
         exported.graph_module.recompile()
@@ -107,8 +108,15 @@ def check(model: nn.Module) -> tuple[torch.device, torch.dtype | None]:
     return kind
 
 
-def _export(model: nn.Module, signature: Signature, device: torch.device) -> torch.export.ExportedProgram | TracedGraph:
+def _export(
+    model: nn.Module,
+    signature: Signature,
+    device: torch.device,
+    memory_format: torch.memory_format = torch.contiguous_format,
+) -> torch.export.ExportedProgram | TracedGraph:
+    """Trace a module on inputs of which those with four dimensions have a memory format."""
     tensors = [torch.empty(one.shape, dtype=TENSOR_DTYPES[one.dtype], device=device) for one in signature.tensors]
+    tensors = [one.contiguous(memory_format=memory_format) if one.dim() == 4 else one for one in tensors]
     if isinstance(model, DynamoGraph):
         return trace_graph(model, tuple(tensors))  # Dynamo guards the state that forward reads
     if any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers())):
@@ -232,6 +240,37 @@ def _returned(exported: torch.export.ExportedProgram | TracedGraph) -> list[Any]
 
 def _is_channels_last(value: torch.Tensor) -> bool:
     return value.dim() == 4 and not value.is_contiguous() and value.is_contiguous(memory_format=torch.channels_last)
+
+
+def _refuse_layouts_of_inputs(
+    model: nn.Module,
+    signature: Signature,
+    device: torch.device,
+    exported: torch.export.ExportedProgram | TracedGraph,
+) -> None:
+    """Check that no operator reads memory whose order depends on the memory format of the input, which may be any."""
+    reads = _memory_reads(exported.graph)
+    if not reads:
+        return
+    try:
+        others = _memory_reads(_export(model, signature, device, torch.channels_last).graph)
+    except CaptureError:
+        return  # forward itself takes contiguous inputs alone
+    if reads != others:
+        where, _ = next((one for one in reads if one not in others), reads[0])
+        raise CaptureError(
+            f"{where} reads a tensor whose order in memory depends on the memory format of the input: call "
+            ".contiguous() on it first"
+        )
+
+
+def _memory_reads(graph: fx.Graph) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the operators that take elements by their places in memory, with the strides of what they read."""
+    return [
+        (f"{path(node) or 'the model'}: {name_of(node)}", tuple(node.args[0].meta["val"].stride()))
+        for node in graph.nodes
+        if name_of(node).removesuffix("_") in _OF_MEMORY
+    ]
 
 
 def _memory_orders(graph: fx.Graph) -> dict[fx.Node, list[int]]:
