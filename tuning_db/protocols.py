@@ -121,7 +121,7 @@ class Database(Protocol):
         """Return the newest plan of a network on a device; None if there is none."""
 
     def planned(self, device: Device) -> Sequence[str]:
-        """Return the networks that have a plan on a device."""
+        """Return the networks that have a plan on a device, in the order of their newest plans."""
 
     def kernel(self, kernel_id: int) -> Kernel:
         """Return a kernel by its id."""

@@ -152,7 +152,7 @@ class Reader:
         return next((self._plan(device, *row) for row in self._rows(newest, device.id, network)), None)
 
     def planned(self, device: protocols.Device) -> list[str]:
-        """Return the networks that have a plan on a device."""
+        """Return the networks that have a plan on a device, in the order of their newest plans."""
         newest = "SELECT max(id) FROM plan WHERE device_id = ? GROUP BY network"
         rows = self._rows(f"SELECT {self._plans} WHERE p.id IN ({newest}) ORDER BY p.id", device.id)
         for row in rows:

@@ -420,8 +420,9 @@ class Store:
             return self.session.scalars(query).one_or_none()
 
     def planned(self, device: protocols.Device) -> list[str]:
-        """Return the networks that have a plan on a device."""
-        return self._all(sa.select(PlanRow.network).filter_by(device_id=device.id).distinct())
+        """Return the networks that have a plan on a device, in the order of their newest plans."""
+        plans = sa.select(PlanRow.network).filter_by(device_id=device.id)
+        return self._all(plans.group_by(PlanRow.network).order_by(sa.func.max(PlanRow.id)))
 
     def plans(self) -> list[PlanRow]:
         """Return all plans."""

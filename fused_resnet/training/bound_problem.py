@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from threading import Lock
 
@@ -17,9 +18,11 @@ from autotune.runtime.engine import EngineError, Program
 from fused_resnet.training.winners import Winners, layout_of
 
 Key = tuple[str, str, str, tuple[float, ...], torch.device]
+"""The arguments of `bound`: what a kernel is bound for."""
 
 _known: dict[str, Winners] = {}
 _bound: dict[Key, BoundProblem] = {}
+_counters: list[Counter[Key]] = []
 _lock = Lock()
 
 
@@ -41,6 +44,9 @@ class BoundProblem:
         scalars: The problem's scalars, then those of its epilogue.
         device: The device.
 
+    Attributes:
+        candidate: The kernel.
+
     Raises:
         EngineError: The kernel cannot solve the problem, or cannot be loaded.
     """
@@ -48,6 +54,7 @@ class BoundProblem:
     def __init__(
         self, problem: Problem, candidate: Candidate, scalars: tuple[float, ...], device: torch.device
     ) -> None:
+        self.candidate = candidate
         self._device, self._operands = device, problem.operands()
         slots = {operand.name: TensorSlot(i) for i, operand in enumerate(self._operands)}
         self._step = bind(candidate, problem, slots, scalars, device, str(problem))
@@ -114,7 +121,30 @@ def run(
         scalars: As for BoundProblem.
     """
     key = problem, database, layout, scalars, operands[0].device
+    for calls in _counters:
+        calls[key] += 1
     return (_bound.get(key) or bound(*key)).run(operands)
+
+
+@contextmanager
+def counted_calls() -> Iterator[Counter[Key]]:
+    """Count the calls of `run` of all threads by what they ask for."""
+    calls: Counter[Key] = Counter()
+    _counters.append(calls)
+    try:
+        yield calls
+    finally:
+        _counters.remove(calls)
+
+
+def exchange(key: Key, other: BoundProblem) -> BoundProblem:
+    """Let another kernel solve a problem that was bound, and return the one that did.
+
+    A CUDA graph that was recorded before still runs the former, and needs it to live.
+    """
+    with _lock:
+        before, _bound[key] = _bound[key], other
+    return before
 
 
 def can_solve(
@@ -171,11 +201,11 @@ def _fastest(
     problem: Problem, database: str, layout: str, scalars: tuple[float, ...], device: torch.device
 ) -> BoundProblem:
     refused = ""
-    for candidate in _known.get(database, Winners(database)).candidates(problem, device):
-        if layout and layout_of(candidate) != layout:
+    for choice in _known.get(database, Winners(database)).kernels(problem, device):
+        if layout and layout_of(choice.candidate) != layout:
             continue
         try:
-            return BoundProblem(problem, candidate, scalars, device)
+            return BoundProblem(problem, choice.candidate, scalars, device)
         except EngineError as error:
             refused = f": {error}"
     weight = f" with a weight in {layout}" if layout else ""

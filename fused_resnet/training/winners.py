@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -13,6 +13,7 @@ from autotune.ir import Conv2dWgrad, Convolution, Problem, limit_us, parse
 from autotune.libraries import aten, cudnn_names
 from autotune.runtime import Candidate, KernelChoice, choices, usable_devices
 from fused_resnet.training.forms import Form, all_forms, forms
+from fused_resnet.training.step_plans import planned_kernels
 from tuning_db import reader
 from tuning_db.location import file_of, is_address
 
@@ -30,6 +31,8 @@ class Solution:
 class Winners:
     """The kernels of ours and plans of cuDNN that a database knows to be faster than torch's operators.
 
+    The kernel that the plan of a step names for a problem comes before those that are faster alone.
+
     Args:
         database: Path or URL of the database.
         trusted_keys: Public keys, one of which must have signed it.
@@ -38,6 +41,7 @@ class Winners:
     def __init__(self, database: str, trusted_keys: Sequence[PublicKey] = ()) -> None:
         self.database, self._trusted_keys = database, tuple(trusted_keys)
         self._solutions: dict[tuple[str, torch.device], tuple[Solution, ...]] = {}
+        self._planned: dict[torch.device, Mapping[str, Candidate]] = {}
 
     def solutions(self, problem: Convolution, device: torch.device) -> tuple[Solution, ...]:
         """Return the ways to compute a pass, tuned at its very sizes, that beat torch's operator, the fastest first.
@@ -61,9 +65,10 @@ class Winners:
             parts: The parts. Of a gradient by an input the faster form counts.
             device: The device.
         """
-        found = self.choice(problem, device)
+        found = self.kernels(problem, device)
+        fastest = min((one.expected_us or inf for one in found), default=inf)
         apart = sum(self._best_us(one, device) for one in parts)
-        return layout_of(found.candidate) if found and (found.expected_us or inf) < apart else None
+        return layout_of(found[0].candidate) if fastest < apart else None
 
     def _best_us(self, problem: Problem, device: torch.device) -> float:
         """Return the shortest time of anything that solves a problem, in any form; infinity if nothing was timed."""
@@ -78,12 +83,12 @@ class Winners:
     def _ranked(self, problem: Convolution, device: torch.device) -> tuple[Solution, ...]:
         limit = self._us_to_beat(problem, device)
         kernels = [
-            (choice.expected_us or inf, Solution(form, layout_of(choice.candidate)))
+            (not self._is_planned(form.problem, choice, device), choice.expected_us or inf, form, choice.candidate)
             for form in forms(problem)
-            for choice in self._kernels(form.problem, device)
+            for choice in self.kernels(form.problem, device)
         ]
-        ranked = sorted(kernels, key=lambda kernel: kernel[0])
-        return tuple(dict.fromkeys(solution for microseconds, solution in ranked if microseconds < limit))
+        ranked = sorted(kernels, key=lambda kernel: kernel[:2])
+        return tuple(dict.fromkeys(Solution(form, layout_of(one)) for _, us, form, one in ranked if us < limit))
 
     def _us_to_beat(self, problem: Convolution, device: torch.device) -> float:
         """Return the time that a kernel must beat: of torch's operator; 0 if that is not known.
@@ -103,9 +108,15 @@ class Winners:
             texts = [text for text in store.problem_texts() if text.startswith(f"{Conv2dWgrad.operator} ")]
         return any(self.solutions(_gradient(text), device) for text in texts)
 
-    def candidates(self, problem: Problem, device: torch.device) -> list[Candidate]:
-        """Return the kernels for a problem, the fastest first; raises as `solutions` does."""
-        return [choice.candidate for choice in self._kernels(problem, device)]
+    def kernels(self, problem: Problem, device: torch.device) -> list[KernelChoice]:
+        """Return the tuned kernels and plans of cuDNN for a problem: that of a step's plan, then the fastest first.
+
+        Raises as `solutions` does.
+        """
+        with reader(self.database, self._trusted_keys) as store:
+            found = [choice for choice in choices(store, problem, device) if choice.source.startswith("tuned")]
+        solvers = [choice for choice in found if _is_solver(choice.candidate)]
+        return sorted(solvers, key=lambda choice: not self._is_planned(problem, choice, device))
 
     def choice(self, problem: Problem, device: torch.device, layout: str = "") -> KernelChoice | None:
         """Return the fastest kernel for a problem, with its time; raises as `solutions` does.
@@ -115,7 +126,7 @@ class Winners:
             device: The device.
             layout: The layout in which it reads the weight; empty for any.
         """
-        found = self._kernels(problem, device)
+        found = self.kernels(problem, device)
         return next((one for one in found if layout in ("", layout_of(one.candidate))), None)
 
     def torch_us(self, problem: Problem, device: torch.device) -> float | None:
@@ -136,11 +147,12 @@ class Winners:
                 for row, _ in usable_devices(store, device)
             ]
 
-    def _kernels(self, problem: Problem, device: torch.device) -> list[KernelChoice]:
-        """Return the tuned kernels and plans of cuDNN for a problem, the fastest first."""
-        with reader(self.database, self._trusted_keys) as store:
-            found = [choice for choice in choices(store, problem, device) if choice.source.startswith("tuned")]
-        return [choice for choice in found if _is_solver(choice.candidate)]
+    def _is_planned(self, problem: Problem, choice: KernelChoice, device: torch.device) -> bool:
+        if device not in self._planned:
+            with reader(self.database, self._trusted_keys) as store:
+                row = next((row for row, _ in usable_devices(store, device)), None)
+                self._planned[device] = planned_kernels(store, row) if row else {}
+        return self._planned[device].get(str(problem)) == choice.candidate
 
     def stamp(self) -> str | None:
         """Return a text that changes with the database; None if it is on a server, whose state has no such text."""

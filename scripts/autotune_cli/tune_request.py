@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from autotune.core import Architecture, ProblemError, UnknownNameError
 from autotune.ir import BYTE_FORMATS, dtype_name, parse
@@ -13,6 +14,21 @@ from autotune_cli.problem_file import read_problems
 from fused_resnet.model_source import PRODUCTS, TF32
 from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS
 from fused_resnet.training import all_forms
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRequest(TuneRequest):
+    """A request for a training step of a model.
+
+    Attributes:
+        model: The model.
+        batch: Batch size.
+        dtype: Dtype of the products: "f16", "bf16" or "f32".
+    """
+
+    model: models.Model
+    batch: int
+    dtype: str
 
 
 def num_requests(args: argparse.Namespace) -> int:
@@ -56,7 +72,7 @@ def tune_requests(
             raise UnknownNameError(_no_dtype(arch, needed))
     model = models.load(args.model or next(iter(GRAPHS)), args.input, args.in_channels)
     before_capture()
-    requests = []
+    requests: list[TuneRequest] = []
     batches = _batches(args, 128 if arch.is_cuda else 8)
     for batch in batches:
         suffix = f", {args.precision}" if args.precision else ""
@@ -65,7 +81,8 @@ def tune_requests(
             step = model.step_problems(batch, dtype, args.precision)
             title = f"{model.name}, training step at batch {batch}, {dtype}{suffix}"
             named = [(name + ending, problem) for name, problem in step.items()]
-            requests.append(step_request(model.name, title, named, arch))
+            made = vars(step_request(model.name, title, named, arch))
+            requests.append(StepRequest(**made, model=model, batch=batch, dtype=dtype))
             continue
         network = model.network(batch, dtype, args.precision)
         title = f"{model.name}, batch {batch}, {dtype}{suffix}"

@@ -6,9 +6,13 @@ import pytest
 import torch
 from training_networks import Normed, Small, images, relative_error
 
+from autotune.core import device_name
 from fused_resnet.compile_backend import autotune
 from fused_resnet.training import bound_problem, step_problems
+from fused_resnet.training.step_plans import planned_kernels, step_key
+from fused_resnet.training.step_tuner import TrainedModule, tune_step_plan
 from fused_resnet.tuning import TuneLimits, create, tune_step
+from tuning_db import Store
 
 pytestmark = [pytest.mark.gpu, pytest.mark.compile, pytest.mark.filterwarnings("ignore:of the")]
 DTYPE = torch.float16
@@ -58,3 +62,23 @@ def test_gradients_are_as_exact_as_those_of_torch(database, monkeypatch, inducto
     assert solved
     again = gradients(network, compiled, DTYPE)
     assert all(torch.equal(gradient, again[name]) for name, gradient in ours.items())
+
+
+def test_a_steps_plan_runs_and_is_as_exact(database):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    network = Small().cuda().to(memory_format=torch.channels_last).train()
+    exact, x = copy.deepcopy(network).double(), batch()
+    key = step_key("Small", len(x), "f16", step_problems(network, [x], DTYPE).to_tune().values())
+    with Store.create(database) as store:
+        row = store.device(device_name(x.device))
+        plan = tune_step_plan(store, row, TrainedModule(copy.deepcopy(network), (x,), DTYPE), key)
+        assert plan.choices and set(planned_kernels(store, row)) == {one["layer"] for one in plan.choices}
+    torch._dynamo.reset()
+    compiled = torch.compile(network, backend=autotune, dynamic=False, options={"tuning_db": database})
+    with torch.autocast("cuda", DTYPE):
+        y = compiled(x)
+    y.square().sum().backward()
+    exact(x.double()).square().sum().backward()
+    for (name, parameter), wanted in zip(network.named_parameters(), exact.parameters(), strict=True):
+        assert name == "stem.bias" or relative_error(parameter.grad, wanted.grad) < 1e-2, name

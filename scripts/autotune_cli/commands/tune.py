@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from autotune.codegen import BuildBatch, StartBatch
@@ -46,7 +47,7 @@ from autotune.tuner import (
     refuse_other_timing,
     start_in_background,
 )
-from autotune_cli import models, tune_summary
+from autotune_cli import models, step_plan, tune_summary
 from autotune_cli.command_line import (
     Group,
     add_batches,
@@ -62,7 +63,7 @@ from autotune_cli.interrupts import BY_SIGNAL, exit_code
 from autotune_cli.machines import DeviceGroup, Machines, add_machines, machines
 from autotune_cli.problem_usage import usage
 from autotune_cli.tune_progress import LiveProgress
-from autotune_cli.tune_request import num_requests, tune_requests
+from autotune_cli.tune_request import StepRequest, num_requests, tune_requests
 from fused_resnet.model_source import PRECISIONS
 from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS
 from tuning_db import DatabaseError, Store, shipped_databases
@@ -267,6 +268,8 @@ def _tune_group(
     with ExitStack() as stack:
         workers = [stack.enter_context(worker) for worker in group.workers(timing, deadline)]
         requests = tune_requests(args, bench.arch, lambda: stack.enter_context(start_in_background(workers)))
+        steps = [one for one in requests if isinstance(one, StepRequest) and bench.device and found.are_here]
+        steps = steps if bench.arch.is_cuda else []  # on a CPU little depends on what runs before a kernel
         options = _options(args, bench, found)
         path = args.db or Path("tuning_db") / f"{requests[0].name}_{bench.arch.name}.db"
         others = shipped_databases() if args.from_db is None else _files(args.from_db)
@@ -276,7 +279,13 @@ def _tune_group(
         if bench.name:
             problems = [problem for request in requests for problem in request.problems]
             refuse_other_timing(store, bench.name, problems, timing)
-        return tune(requests, store, options, workers, deadline, foreign, args.verbose, found.start_batch)
+        search = deadline.before(step_plan.SHARE * deadline.left) if steps else deadline
+        code = tune(requests, store, options, workers, search, foreign, args.verbose, found.start_batch)
+    if not code and steps:
+        with Store.create(path) as store:
+            for left, step in zip(range(len(steps), 0, -1), steps, strict=True):
+                step_plan.settle(Console(), store, step, torch.device(bench.device or ""), deadline.share(1 / left))
+    return code
 
 
 def _files(databases: Sequence[Location]) -> list[Path]:

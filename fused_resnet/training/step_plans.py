@@ -1,0 +1,47 @@
+"""The plans of training steps: the kernel of each problem that is the fastest inside the whole step.
+
+A step's plan is stored as the plan of a network. Its layers are called by the texts of their problems, so a kernel is
+found for a problem whatever graph asks for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from autotune.ir import NetworkKey, Problem
+from autotune.runtime import Candidate, candidate
+
+if TYPE_CHECKING:
+    from tuning_db.protocols import Database, Device
+
+_OF_A_STEP = ("step", "training")
+"""The property of the key of a step's plan."""
+
+
+def step_key(model: str, batch: int, dtype: str, problems: Iterable[Problem]) -> NetworkKey:
+    """Return the key of a step's plan.
+
+    Args:
+        model: Name of the model.
+        batch: Batch size.
+        dtype: Dtype of the products.
+        problems: The problems of the step.
+    """
+    digest = hashlib.sha256("\n".join(sorted(map(str, problems))).encode()).hexdigest()[:12]
+    return NetworkKey(model, batch, (("dtype", dtype), _OF_A_STEP), digest)
+
+
+def planned_kernels(store: Database, device: Device) -> Mapping[str, Candidate]:
+    """Return the kernels that the plans of steps on a device choose, by the texts of their problems.
+
+    Where several steps contain a problem, the plan of the one that was planned last counts.
+    """
+    keys = [key for key in store.planned(device) if _OF_A_STEP in NetworkKey.parse(key).properties]
+    plans = [plan for key in keys if (plan := store.plan(device, key))]
+    return {
+        choice["layer"]: candidate(store, store.kernel(choice["kernel"]), choice["launch"])
+        for plan in plans
+        for choice in plan.choices
+    }

@@ -1,0 +1,215 @@
+"""Chooses the kernels of a training step inside the whole step.
+
+Between other kernels a kernel finds another state of the caches than when it is timed alone, so another one may be
+faster there. The search exchanges one kernel after the other, those first that take most of the step, and keeps what
+makes the step faster. On a GPU a step is timed as one CUDA graph of its forward and backward pass.
+
+What is fused, and what stays on torch's operators, follows from the times alone: it decides which graph is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from autotune.core import NEVER, Deadline
+from autotune.ir import NetworkKey
+from autotune.measure import Call, interleave, median_interval, replay_sampler, timed
+from autotune.runtime import Candidate, candidate
+from autotune.runtime.engine import EngineError
+from fused_resnet.training.bound_problem import BoundProblem, Key, bound, counted_calls, exchange, parsed
+from fused_resnet.training.compile import trainable
+from fused_resnet.training.winners import Winners, layout_of
+from tuning_db import Store
+from tuning_db.schema import Device, PlanRow
+
+ALTERNATIVES, CLOSE = 2, 1.25
+"""Most kernels that are tried in place of one, and how much slower alone they may be than the fastest."""
+ROUNDS, FINAL_ROUNDS = 9, 21
+"""Interleaved rounds that compare two steps, and those of the last comparison, whose times are recorded."""
+_WARM_UPS = 2  # runs before a CUDA graph is captured
+
+
+@dataclass(frozen=True)
+class TrainedModule:
+    """A module and what a step computes with it.
+
+    Attributes:
+        module: The module, in training mode, on the device.
+        inputs: Its inputs.
+        autocast: The dtype of torch.autocast; None without.
+    """
+
+    module: nn.Module
+    inputs: tuple[torch.Tensor, ...]
+    autocast: torch.dtype | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the step runs on."""
+        return self.inputs[0].device
+
+
+class StepTimer:
+    """Makes samplers of steps on one GPU: each step is a CUDA graph.
+
+    Args:
+        device: The GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None  # torch's handle of the memory
+
+    def sampler(self, step: Call, kernels: Sequence[BoundProblem]) -> Callable[[], float]:
+        """Return a warm sampler of a step.
+
+        Args:
+            step: Runs it.
+            kernels: The kernels that it runs. The sampler runs these even if others are bound later.
+        """
+        side, graph = torch.cuda.Stream(self._device), torch.cuda.CUDAGraph()
+        side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UPS):
+                step()
+        torch.cuda.current_stream(self._device).wait_stream(side)
+        # All graphs share memory: none reads what another one has written.
+        with torch.cuda.graph(graph, pool=self._pool):
+            step()
+        self._pool = self._pool or graph.pool()
+
+        def replay(_: object = kernels) -> None:  # whose workspaces the graph uses
+            graph.replay()
+
+        return replay_sampler(replay, self._device)
+
+
+def tune_step_plan(
+    store: Store,
+    row: Device,
+    trained: TrainedModule,
+    key: NetworkKey,
+    until: Deadline = NEVER,
+    timer: StepTimer | None = None,
+) -> PlanRow | None:
+    """Find the fastest kernels for the problems of a step, and record them as its plan.
+
+    Args:
+        store: The database with the measurements of all problems.
+        row: The device.
+        trained: The module.
+        key: The key of the plan.
+        until: Deadline of the search; compiling the step is not interrupted.
+        timer: Makes the samplers; one of the module's GPU by default.
+
+    Returns:
+        The recorded plan, whose `details["alone_us"]` is the time of the step with the kernels that are the fastest
+        alone, or with those of the plan before. None if no kernel of ours runs in the step.
+    """
+    winners = Winners(store.name)
+    step = _Step(trained, winners)
+    if not step.calls:
+        return None
+    timer = timer or StepTimer(trained.device)
+    start = step.kernels()
+    first = now = timer.sampler(step, list(start.values()))
+    for at, other in _moves(step, winners, until):
+        before = exchange(at, other)
+        tried = timer.sampler(step, list(step.kernels().values()))
+        if _is_shorter(*interleave([tried, now], ROUNDS).samples):
+            now = tried
+        else:
+            exchange(at, before)
+    first_us, *others = interleave([first] if now is first else [first, now], FINAL_ROUNDS).samples
+    settled_us = next((one for one in others if _is_shorter(one, first_us)), first_us)
+    chosen = start if settled_us is first_us else step.kernels()
+    entries = [_entry(store, row, at[0], kernel.candidate) for at, kernel in chosen.items()]
+    settled = timed(settled_us)
+    return store.replace_plan(
+        store.plan(row, str(key)),
+        device_id=row.id,
+        network=str(key),
+        median_us=settled.median_us,
+        spread_us=settled.spread_us,
+        choices=[entry for entry in entries if entry],
+        details={"alone_us": timed(first_us).median_us, "samples_us": settled.samples_us, "alternatives": []},
+    )
+
+
+def _moves(step: _Step, winners: Winners, until: Deadline) -> Iterator[tuple[Key, BoundProblem]]:
+    """Yield kernels to try, each for a problem whose weight it reads in the layout of the graph."""
+    known = {at: winners.kernels(parsed(at[0]), at[-1]) for at in step.calls}
+    fastest_us = {at: min(choice.expected_us or inf for choice in known[at]) for at in step.calls}
+    for at in sorted(step.calls, key=lambda at: -step.calls[at] * fastest_us[at]):
+        text, _, layout, scalars, device = at
+        close = [one.candidate for one in known[at] if (one.expected_us or inf) <= CLOSE * fastest_us[at]]
+        others = [one for one in close if one != bound(*at).candidate and layout in ("", layout_of(one))]
+        for one in others[:ALTERNATIVES]:
+            if until.is_over:
+                return
+            try:
+                other = BoundProblem(parsed(text), one, scalars, device)
+            except EngineError:
+                continue  # it refuses the size, or cannot be loaded
+            yield at, other
+
+
+class _Step:
+    """A compiled step, whose kernels can be exchanged. A call computes the gradients of all parameters.
+
+    Args:
+        trained: The module.
+        winners: The kernels.
+
+    Attributes:
+        calls: What the step asks kernels for, and how often.
+    """
+
+    def __init__(self, trained: TrainedModule, winners: Winners) -> None:
+        self._trained = trained
+        self._module = trainable(trained.module, winners, trained.device, graph=False)
+        self._parameters = [one for one in trained.module.parameters() if one.requires_grad]
+        self()  # compiles it
+        with counted_calls() as calls:
+            self()
+        self.calls = dict(calls)
+
+    def kernels(self) -> dict[Key, BoundProblem]:
+        """Return the kernels that the next call runs."""
+        return {at: bound(*at) for at in self.calls}
+
+    def __call__(self) -> None:
+        device, dtype = self._trained.device.type, self._trained.autocast
+        with torch.enable_grad():
+            with torch.autocast(device, dtype, enabled=dtype is not None):
+                found = tree_leaves(self._module(*self._trained.inputs))
+            results = [one for one in found if isinstance(one, torch.Tensor) and one.requires_grad]
+            ones = [torch.ones_like(one) for one in results]
+            torch.autograd.grad(results, self._parameters, ones, allow_unused=True)
+
+
+def _is_shorter(ours: Sequence[float], theirs: Sequence[float]) -> bool:
+    """Return whether the samples of one step are shorter than those of another in the same rounds, beyond noise."""
+    ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
+    return median_interval(ratios)[1] < 1
+
+
+def _entry(store: Store, row: Device, problem: str, chosen: Candidate) -> dict[str, object] | None:
+    """Return the entry of a problem in the database's plan; None if no time of its kernel is stored."""
+    for measured in store.ranking(row, problem):
+        if candidate(store, measured.kernel, measured.launch) == chosen:
+            return {
+                "layer": problem,
+                "kernel": measured.kernel_id,
+                "launch": dict(chosen.launch),
+                "us": measured.median_us,
+                "overlap": False,
+            }
+    return None
