@@ -53,6 +53,9 @@ class CompileOptions:
         precision: None, "tf32", "int8" or "fp8", as for FusedResNet.from_model.
         calibration: For "int8" and "fp8": the scales that fused_resnet.quantization.calibrate returned.
         graph: On a GPU, replay the network as a CUDA graph.
+        direct_gradients: On a GPU, let the backward pass of a small training step store the gradients of parameters
+            itself, which saves the host autograd's work for each parameter. torch.autograd.grad then does not find
+            these parameters. A step whose parameters have hooks, or of DistributedDataParallel, runs without it.
         plans: Number of plans to keep, one for each input shape and, on a GPU, stream.
         trusted_keys: Public keys, one of which must have signed the database.
     """
@@ -63,6 +66,7 @@ class CompileOptions:
     precision: str | None = None
     calibration: Mapping[str, float] | None = None
     graph: bool = True
+    direct_gradients: bool = False
     plans: int = 16
     trusted_keys: Sequence[str | os.PathLike[str]] = ()
 
@@ -188,7 +192,7 @@ def _training_step(graph_module: fx.GraphModule, example_inputs: Sequence[Any], 
                 "scripts/tune.py --train, unless torch's are faster",
                 stacklevel=3,
             )
-    return compile_step(graph_module, example_inputs, winners, device, options.graph)
+    return compile_step(graph_module, example_inputs, winners, device, options.graph, options.direct_gradients)
 
 
 def _training_device(tensors: Sequence[torch.Tensor], options: CompileOptions) -> torch.device:

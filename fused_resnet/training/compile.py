@@ -39,7 +39,12 @@ def trainable(module: nn.Module, winners: Winners, device: torch.device, graph: 
 
 
 def compile_step(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], winners: Winners, device: torch.device, graph: bool
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    winners: Winners,
+    device: torch.device,
+    graph: bool,
+    direct: bool = False,
 ) -> Compiled:
     """Return the callable that runs a graph of Dynamo with gradients.
 
@@ -52,6 +57,7 @@ def compile_step(
         winners: The kernels.
         device: The device of the arguments.
         graph: On a GPU, replay each pass as a CUDA graph where its arguments stay in place.
+        direct: As for ReplayedStep.
     """
     use(winners)
     rewrite_norms(graph_module, winners.database, device)
@@ -65,7 +71,7 @@ def compile_step(
         replay = StepReplay()
         inner: Any = replay.compile if is_recorded else compile_fx_inner
         compiled: Any = compile_fx(graph_module, list(example_inputs), inner, options)
-        return replay.step(compiled, example_inputs)
+        return replay.step(compiled, example_inputs, direct=direct)
     warnings.warn(f"a training step runs on torch's operators beside the tuned kernels: {reason}", stacklevel=4)
     return _without_inductor(graph_module, example_inputs, rewrite)
 

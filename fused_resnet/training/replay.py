@@ -37,16 +37,19 @@ class StepReplay:
     def __init__(self, record: Record = record_cuda_graph) -> None:
         self._recorder, self._is_small, self._passes = Recorder(record), False, StepPasses()
 
-    def step(self, compiled: Callable[..., Any], example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def step(
+        self, compiled: Callable[..., Any], example_inputs: Sequence[Any], *, direct: bool = False
+    ) -> Callable[..., Any]:
         """Return a step that was compiled with `compile`, such that a plain step is replayed without AOTAutograd.
 
         Args:
             compiled: What compile_fx returned.
             example_inputs: Examples of its arguments.
+            direct: As for ReplayedStep.
         """
         if self._passes.forward is None or any(type(one) not in _PLAIN for one in example_inputs):
             return compiled
-        return ReplayedStep(compiled, len(example_inputs), self._passes)
+        return ReplayedStep(compiled, len(example_inputs), self._passes, direct=direct)
 
     def compile(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
         """Compile a pass as compile_fx_inner does, whose place it takes as the `inner_compile` of compile_fx."""

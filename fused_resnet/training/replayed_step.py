@@ -3,6 +3,9 @@
 AOTAutograd's own function gives each saved tensor to autograd and takes it back in the backward pass, checks every
 argument and result, and prepares for cases that a plain step does not have. That takes longer than both replays. Here
 the saved tensors stay in the recording, and autograd keeps a token for them.
+
+For each parameter of a graph autograd has a node, which costs the host as much as all else. With `direct` the step is a
+function of a token instead, and its backward pass stores the gradients of parameters itself.
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.nn.parallel import DistributedDataParallel
 
 from fused_resnet.training.recording import Recording, Replayed
 
@@ -93,11 +98,13 @@ class ReplayedStep:
         compiled: The step as AOTAutograd has it.
         count: Number of its arguments.
         passes: Its passes.
+        direct: Whether the backward pass stores the gradients of parameters itself.
     """
 
-    def __init__(self, compiled: Callable[..., Any], count: int, passes: StepPasses) -> None:
-        self._compiled, self._count, self._passes = compiled, count, passes
+    def __init__(self, compiled: Callable[..., Any], count: int, passes: StepPasses, *, direct: bool = False) -> None:
+        self._compiled, self._count, self._passes, self._is_direct = compiled, count, passes, direct
         self._recorded: _Recorded | None = None
+        self._trunk = torch.empty(0, requires_grad=True)  # gives the results of a direct step a gradient
 
     def __call__(self, *arguments: torch.Tensor) -> Any:
         """Run the forward pass; autograd runs the backward pass.
@@ -108,13 +115,25 @@ class ReplayedStep:
         if (forward := self._passes.forward) and _saved_tensors_hooks(True) is None and not _is_transformed():
             with forward.lock:
                 if self._recorded is None or self._recorded.recording is not forward.recording:
-                    self._recorded = _recorded(self._passes, self._count)
+                    self._recorded = _recorded(self._passes, arguments if self._is_direct else (), self._count)
                 if self._recorded and self._recorded.recording.is_ready(arguments):
-                    results = _run(self._recorded, *arguments)
+                    results = self._run(self._recorded, arguments)
                     if changed := self._recorded.form.changed:
                         torch.autograd.graph.increment_version([arguments[i] for i in changed])
                     return results
         return self._compiled(*arguments)
+
+    def _run(self, step: _Recorded, arguments: Sequence[torch.Tensor]) -> Any:
+        """Run the forward pass.
+
+        The gradients of parameters go through autograd where a hook is to see one. The hooks of DistributedDataParallel
+        are not visible.
+        """
+        parameters = [arguments[i] for i in step.own]
+        hooks = [one._backward_hooks or one._post_accumulate_grad_hooks for one in parameters]
+        if not parameters or any(hooks) or DistributedDataParallel._active_ddp_module is not None:
+            return _run(step, arguments, [], *arguments)
+        return _run(step, arguments, parameters, self._trunk, *[arguments[i] for i in step.others])
 
 
 @dataclass(frozen=True)
@@ -126,16 +145,26 @@ class _Recorded:
         backward: The backward pass.
         form: The step's form.
         token: As in Recorder.
+        own: Positions of the parameters whose gradients the backward pass stores itself, and of their gradients.
+        others: Positions of the other arguments.
     """
 
     recording: Recording
     backward: Replayed
     form: StepForm
     token: torch.Tensor
+    own: list[int]
+    others: list[int]
 
 
-def _recorded(passes: StepPasses, count: int) -> _Recorded | None:
-    """Return a step with some number of arguments, all with a gradient; None if it is not plain, or not recorded."""
+def _recorded(passes: StepPasses, direct: Sequence[torch.Tensor], count: int) -> _Recorded | None:
+    """Return a step whose arguments all have a gradient; None if it is not plain, or not recorded.
+
+    Args:
+        passes: Its passes.
+        direct: The arguments, if the backward pass is to store the gradients of parameters.
+        count: Number of the arguments.
+    """
     first, second, form = passes.forward, passes.backward, passes.form
     if first is None or second is None or form is None or first.recording is None or second.recording is None:
         return None
@@ -143,20 +172,32 @@ def _recorded(passes: StepPasses, count: int) -> _Recorded | None:
     is_whole = len(first.recording.fixed) + len(first.recording.buffers) == count == len(second.recording.results)
     if not is_whole or first.recording.copied[: len(results)] != results:
         return None
-    return _Recorded(first.recording, second, form, first.token)
+    own = [i for i, one in enumerate(direct) if _is_like(second.recording.results[i], one)]
+    others = [i for i in range(count) if i not in own]
+    return _Recorded(first.recording, second, form, first.token, own, others)
+
+
+def _is_like(gradient: object, argument: torch.Tensor) -> bool:
+    """Return whether an argument is a parameter, and its gradient has the strides that autograd would give it."""
+    if type(argument) is not nn.Parameter or not isinstance(gradient, torch.Tensor):
+        return False
+    return gradient.stride() == argument.stride()
 
 
 class _Step(torch.autograd.Function):
-    """(both passes, arguments) -> results. The token is saved for as long as autograd needs the saved tensors.
+    """(both passes, all arguments, parameters, arguments of autograd) -> results.
 
-    Arguments that the backward pass reads stay in `kept`: to save and to unpack each takes longer than to compare all
-    versions.
+    The gradients of these parameters are stored by the backward pass; without any, all arguments are autograd's.
+    The token is saved for as long as autograd needs the saved tensors. Arguments that the backward pass reads stay in
+    `kept`: to save and to unpack each takes longer than to compare all versions.
     """
 
     @staticmethod
-    def forward(ctx: Any, step: _Recorded, *arguments: torch.Tensor) -> Any:
+    def forward(
+        ctx: Any, step: _Recorded, arguments: Sequence[torch.Tensor], parameters: list[torch.Tensor], *_: torch.Tensor
+    ) -> Any:
         recording = step.recording
-        ctx.step = step
+        ctx.step, ctx.parameters = step, parameters
         recording.run(arguments)
         ctx.kept = kept = [arguments[j] for _, j in recording.passed]
         ctx.versions = [one._version for one in kept]
@@ -181,7 +222,34 @@ class _Step(torch.autograd.Function):
             saved[i] = one
         by_results = [_with_strides(one, step.form.strides[i]) for i, one in enumerate(gradients)]
         with torch._C._DisableAutocast():
-            return None, *step.backward([*saved[step.form.num_results :], *by_results])
+            found = step.backward([*saved[step.form.num_results :], *by_results])
+        if not ctx.parameters:
+            return None, None, None, *found
+        _accumulate(ctx.parameters, [found[i] for i in step.own], saved)
+        return None, None, None, None, *[found[i] for i in step.others]
+
+
+def _accumulate(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], saved: Sequence[object]) -> None:
+    """Store the gradients of parameters, or add them to those that are stored, as autograd does.
+
+    Args:
+        parameters: The parameters.
+        gradients: Their gradients.
+        saved: What the forward pass saved. A gradient that is one of these tensors is copied: Inductor writes gradients
+            to saved tensors, whose memory the next forward pass fills if it is replayed.
+    """
+    theirs = set(map(id, saved))
+    held, new = [], []
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if (before := parameter.grad) is not None:
+            held.append(before)
+            new.append(gradient)
+        elif id(gradient) in theirs:
+            parameter.grad = gradient.clone()
+        else:
+            parameter.grad = gradient
+    if held:
+        torch._foreach_add_(held, new)
 
 
 def _with_strides(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

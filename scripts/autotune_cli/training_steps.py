@@ -83,11 +83,16 @@ def compiled(mode: str) -> Callable[[BaselineInput], Forward]:
     return build
 
 
-def fused(case: BaselineInput) -> Forward:
-    network, x = case.nhwc()
-    options: Any = {"tuning_db": case.database}
-    loss = torch.compile(loss_of(network, case.amp), backend=autotune, dynamic=False, options=options)
-    return step(network, loss, x)
+def fused(**options: Any) -> Callable[[BaselineInput], Forward]:
+    """Return a variant that the backend compiles with some options."""
+
+    def build(case: BaselineInput) -> Forward:
+        network, x = case.nhwc()
+        chosen: Any = {"tuning_db": case.database, **options}
+        loss = torch.compile(loss_of(network, case.amp), backend=autotune, dynamic=False, options=chosen)
+        return step(network, loss, x)
+
+    return build
 
 
 STEPS = [
@@ -97,7 +102,16 @@ STEPS = [
     Variant("compile", "torch.compile", "NHWC", compiled("default")),
     Variant("compile_reduce", "torch.compile reduce-overhead", "NHWC", compiled("reduce-overhead"), gpu_only=True),
     Variant("compile_max", "torch.compile max-autotune", "NHWC", compiled("max-autotune")),
-    Variant("fused", "torch.compile autotune", "NHWC", fused, is_fused=True, reads_database=True),
+    Variant("fused", "torch.compile autotune", "NHWC", fused(), is_fused=True, reads_database=True),
+    Variant(
+        "fused_direct",
+        "autotune, direct gradients",
+        "NHWC",
+        fused(direct_gradients=True),
+        is_fused=True,
+        gpu_only=True,
+        reads_database=True,
+    ),
 ]
 
 

@@ -26,12 +26,13 @@ class Plain(nn.Module):
         self.second = nn.Conv2d(8, 8, 3, padding=1, bias=False)
         self.head = nn.Linear(8, 5)
         self.shift = nn.Parameter(torch.randn(2, 5))
+        self.other_shift = nn.Parameter(torch.randn(2, 5))
 
     def forward(self, x):
         x = torch.relu(self.first(x))
         x = torch.relu(self.second(x)) + x
         features = x.mean((2, 3))
-        return torch.sin(self.head(features) + self.shift), features
+        return torch.sin(self.head(features) + self.shift + self.other_shift), features
 
 
 class Viewed(Plain):
@@ -63,12 +64,13 @@ class Steps:
         device: The device.
         record: How passes are recorded.
         kind: One of NETWORKS.
+        direct: Whether the backward pass stores the gradients of parameters itself.
 
     Attributes:
         events: How often a pass was recorded or replayed, and how often AOTAutograd ran a step.
     """
 
-    def __init__(self, device, record, kind=Plain):
+    def __init__(self, device, record, kind=Plain, *, direct=False):
         from torch._inductor.compile_fx import compile_fx
 
         torch._dynamo.reset()
@@ -97,7 +99,7 @@ class Steps:
                 self.events["by AOTAutograd"] += 1
                 return compiled(*arguments)
 
-            return replay.step(counted_compiled, example_inputs)
+            return replay.step(counted_compiled, example_inputs, direct=direct)
 
         self.compiled = torch.compile(self.network, backend=backend, dynamic=False)
 
@@ -315,6 +317,47 @@ def forward_passes_are_checkpointed(steps):
             steps.check()
 
 
+def parameters_have_hooks(steps):
+    steps.step()
+    parameter, seen = next(steps.network.parameters()), []
+    for register in (parameter.register_hook, parameter.register_post_accumulate_grad_hook):
+        hook = register(lambda _: seen.append(1))
+        for _ in range(4):
+            steps.step()
+        hook.remove()
+    assert len(seen) == 8
+
+
+def a_parameter_is_used_beside_the_step(steps):
+    for _ in range(4):
+        x = steps.batch()
+        for model, call in ((steps.network, steps.compiled), (steps.exact, steps.exact)):
+            model.zero_grad()
+            (steps.loss_of(call, x) + model.second.weight.square().sum()).backward()
+        steps.check()
+
+
+def equal_gradients_are_two_tensors(steps):
+    for _ in range(4):
+        steps.step()
+        one, other = steps.network.shift.grad, steps.network.other_shift.grad
+        before = other.clone()
+        one.mul_(3.0)
+        assert torch.equal(other, before)
+
+
+def the_input_has_a_gradient(steps):
+    for _ in range(4):
+        x = steps.batch().requires_grad_()
+        exact = x.detach().double().requires_grad_()
+        for model, call, one in ((steps.network, steps.compiled, x), (steps.exact, steps.exact, exact)):
+            model.zero_grad()
+            y, features = call(one)
+            (y.square().sum() + features.sum()).backward()
+        assert relative_error(x.grad, exact.grad) < 1e-5
+        steps.check()
+
+
 SITUATIONS = [
     steps_are_replayed,
     gradients_that_are_held_stay,
@@ -332,4 +375,10 @@ SITUATIONS = [
     statistics_have_another_version_after_each_step,
     saved_tensors_are_moved,
     forward_passes_are_checkpointed,
+    parameters_have_hooks,
+    a_parameter_is_used_beside_the_step,
+    equal_gradients_are_two_tensors,
+    the_input_has_a_gradient,
 ]
+OF_AUTOGRADS_FUNCTIONS = [gradients_of_gradients_are_refused, threads_take_turns]
+"""Those that call torch.autograd.grad."""

@@ -2,8 +2,9 @@
 
 A replay computes nothing, so that what is timed is Dynamo, autograd and the
 code that replays. The variants take turns: an autograd function that does
-nothing, the replays behind AOTAutograd's function, and the replays behind the
-backend's own. On a GPU autograd runs backward passes in a thread of its own;
+nothing, the replays behind AOTAutograd's function, the replays behind the
+backend's own, and the same with gradients that the backward pass stores itself
+(option direct_gradients). On a GPU autograd runs backward passes in a thread of its own;
 the last column has the time without that thread, by
 torch.autograd.set_multithreading_enabled(False).
 
@@ -37,6 +38,7 @@ VARIANTS = {
     "empty": "an empty autograd function",
     "aot": "replays behind AOTAutograd's function",
     "own": "replays behind the backend's function",
+    "direct": "the same with direct gradients",
 }
 
 Step = Callable[[torch.Tensor], torch.Tensor]
@@ -101,8 +103,8 @@ def step_of(variant: str, network: nn.Module) -> Step:
 
         with torch._functorch.config.patch(enable_autograd_cache=False):  # a hit would not call `compile`
             compiled: Any = compile_fx(graph_module, list(example_inputs), replay.compile)
-        step: Callable[..., Any] = replay.step(compiled, example_inputs) if variant == "own" else compiled
-        return step
+        step: Callable[..., Any] = replay.step(compiled, example_inputs, direct=variant == "direct")
+        return compiled if variant == "aot" else step
 
     forward: Any = torch.compile(network, backend=backend, dynamic=False)
     return lambda x: forward(x).sum()

@@ -40,6 +40,26 @@ def test_a_replay_changes_nothing_that_is_held(kind, situation):
     situation(replayed_steps.Steps(torch.device("cpu"), record_again, kind))
 
 
+@pytest.mark.parametrize(
+    "situation",
+    [one for one in replayed_steps.SITUATIONS if one not in replayed_steps.OF_AUTOGRADS_FUNCTIONS],
+    ids=lambda one: one.__name__,
+)
+@pytest.mark.parametrize("kind", replayed_steps.NETWORKS)
+def test_so_it_does_where_it_stores_gradients_itself(kind, situation):
+    situation(replayed_steps.Steps(torch.device("cpu"), record_again, kind, direct=True))
+
+
+def test_a_step_that_stores_gradients_itself_asks_autograd_for_none():
+    steps = replayed_steps.Steps(torch.device("cpu"), record_again, direct=True)
+    for _ in range(3):
+        steps.step()
+    loss = steps.loss_of(steps.compiled, steps.batch())
+    with pytest.raises(RuntimeError, match="not have been used in the graph"):
+        torch.autograd.grad(loss, steps.network.shift)
+    steps.step()
+
+
 def test_a_pass_that_cannot_be_recorded_runs_as_it_is():
     def refuse(*_):
         raise RuntimeError("operation not permitted when stream is capturing")
