@@ -26,6 +26,7 @@ from autotune_cli.reports.layers import runner
 from autotune_cli.reports.page import render
 from autotune_cli.reports.records import Layer, Trial
 from autotune_cli.reports.sentences import about
+from fused_resnet.training.step_plans import step_key
 from tuning_db import DatabaseError, Store
 
 VOID = {"meta", "input", "br", "link", "img"}
@@ -171,6 +172,24 @@ def test_a_tuned_database_gives_the_winners_and_the_networks_layers(tuned_db):
     assert network.key == f"se_resnet9_fixup n={TUNED_BATCH} in_channels=3 dtype=f32" and not network.planned
     assert network.sum_us == pytest.approx(sum(best[one.layer.problem] for one in network.layers))
     assert {one.name for one in network.alternatives} >= {"stem", "layers.0.0.block"}
+
+
+def test_the_plan_of_a_training_step_shows_its_problems(tuned_db, tmp_path):
+    path = shutil.copy(tuned_db, tmp_path / "step.db")
+    with Store.create(path) as store:
+        [row] = store.devices()
+        best = {text: store.ranking(row, text)[0] for text in sorted(store.problem_texts())[:2]}
+        choices = [
+            {"layer": text, "kernel": one.kernel_id, "launch": dict(one.launch), "us": one.median_us}
+            for text, one in best.items()
+        ]
+        key = step_key("model", 2, "f32", [])
+        store.put_plan(device_id=row.id, network=str(key), median_us=9.0, spread_us=0.1, choices=choices)
+    [device] = collect(path).devices
+    network = device.networks[0]
+    assert [one.layer.problem for one in network.layers] == list(best)
+    assert all(one.name == one.layer.name and one.name not in best for one in network.layers)
+    assert_self_contained(render(collect(path)))
 
 
 def trial(us, at, final=False, **seconds):

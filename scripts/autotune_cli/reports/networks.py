@@ -70,10 +70,14 @@ def _planned(
     def layer(choice: Mapping[str, Any]) -> NetworkLayer:
         us = float(choice["us"] or 0.0)
         kernel = kernels.get(choice["kernel"]) or store.kernel(choice["kernel"])
-        problem = problems.get(choice["layer"]) or times.get((kernel.id, launch_text(choice["launch"]), us), "")
+        place = kernel.id, launch_text(choice["launch"]), us
+        problem = problems.get(choice["layer"]) or times.get(place, "")
+        name = choice["layer"]
+        if of_step := by_problem.get(name):  # the plan of a training step names problems
+            problem, name = name, of_step.name
         text = format_candidate(kernel, choice["launch"])
         share = us / total if total else 0.0
-        return NetworkLayer(choice["layer"], text, runner(kernel.family), us, share, by_problem.get(problem))
+        return NetworkLayer(name, text, runner(kernel.family), us, share, by_problem.get(problem))
 
     taken = tuple(plan.details.get("alternatives", ()))
     return NetworkTime(
