@@ -130,6 +130,9 @@ STEPS: dict[str, StepKind] = {
     "gelu_tanh": StepKind((), lambda v: F.gelu(v, approximate="tanh")),
     "sub": StepKind(("tensor",), torch.sub, inline=Inline("x - t", ("t",))),
     "mul": StepKind(("tensor",), torch.mul, inline=Inline("x * t", ("t",))),
+    "relu_mask": StepKind(
+        ("tensor",), lambda v, t: v.masked_fill(t <= 0, 0.0), inline=Inline("t <= 0.f ? 0.f : x", ("t",))
+    ),
     "add_scaled": StepKind(
         ("tensor", "vector"), lambda v, t, scale: v + t * scale, inline=Inline("x + t * scale", ("t", "scale"))
     ),

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from autotune.ir import Problem, pack_weight, turn_weight
-from fused_resnet.training.channels_last import channels_last
+from autotune.ir import Convolution, Problem, pack_weight, turn_weight
+from fused_resnet.training.channels_last import ChannelsLast, channels_last
 from fused_resnet.training.nodes import call, inlined, value
 from fused_resnet.training.operator import SOLVE
 
@@ -20,6 +20,43 @@ def packed(graph: fx.Graph, weight: fx.Node, layout: str, groups: int, turned: b
         return pack_weight(turn_weight(weight, groups) if turned else weight, layout, groups)
 
     return inlined(graph, weight, pack)
+
+
+def convolve(
+    graph: fx.Graph,
+    layouts: ChannelsLast,
+    problem: Convolution,
+    operands: Sequence[fx.Node],
+    database: str,
+    layout: str,
+    *,
+    turned: bool = False,
+) -> fx.Node:
+    """Add the kernel of a convolution, or of one of its gradients.
+
+    Args:
+        graph: The graph.
+        layouts: The tensors of the graph that stay channels last.
+        problem: The problem.
+        operands: Its inputs, in their order; the weight is not packed.
+        database: The database of the kernel.
+        layout: The layout in which it reads the weight.
+        turned: Whether its weight is the turned one.
+    """
+    roles = [operand.role for operand in problem.operands() if operand.role != "output"]
+
+    def prepared(node: fx.Node, role: str) -> fx.Node:
+        if role == "weight":
+            return packed(graph, node, layout, problem.groups, turned)
+        return layouts.keep(node) if role == "input" else node
+
+    ready = [prepared(node, role) for node, role in zip(operands, roles, strict=True)]
+    y = call(graph, SOLVE, (ready, str(problem), database, layout))
+    # Inductor gives an operator of the tag needs_exact_strides its arguments with the strides of these.
+    images = (role == "input" for role in roles)
+    wanted = [channels_last(value(node)) if image else value(node) for node, image in zip(ready, images, strict=True)]
+    y.meta["eager_input_vals"] = ((wanted, *y.args[1:]), {})
+    return y
 
 
 def run(graph: fx.Graph, problem: Problem, operands: Sequence[fx.Node], database: str) -> fx.Node:

@@ -7,7 +7,7 @@ and the bias. Each of the first three is a problem of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from autotune.ir import (
     Conv2dStatistics,
     Conv2dWgrad,
     Convolution,
+    Epilogue,
     tensor_dtype_name,
 )
 from fused_resnet.torch_arguments import pair
@@ -94,6 +95,26 @@ def with_gradient_sums(problem: Convolution, relu: int, gradients: int) -> Conv2
     by_input = problem if isinstance(problem, Conv2dDgrad) else Conv2dDgrad(**_sizes(problem))
     convolution = by_input.as_convolution()
     return Conv2dGradientSums(**_sizes(convolution), relu=relu, gradients=gradients) if convolution else None
+
+
+def with_relu(problem: Convolution, has_bias: bool) -> Conv2d | None:
+    """Return a forward pass with the ReLU behind it, and a bias before that; None for another pass."""
+    if not isinstance(problem, Conv2d):
+        return None
+    return replace(problem, epilogue=Epilogue(("bias", "relu") if has_bias else ("relu",)))
+
+
+def with_mask(problem: Convolution) -> Conv2d | None:
+    """Return the gradient of a pass by its input, as a convolution, where the ReLU that computed the input was active.
+
+    It is None for a pass with a stride, whose gradient is no convolution.
+
+    Args:
+        problem: The forward pass, or its gradient by the input.
+    """
+    by_input = problem if isinstance(problem, Conv2dDgrad) else Conv2dDgrad(**_sizes(problem))
+    convolution = by_input.as_convolution()
+    return replace(convolution, epilogue=Epilogue(("relu_mask",))) if convolution else None
 
 
 def _sizes(problem: Convolution) -> dict[str, Any]:

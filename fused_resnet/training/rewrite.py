@@ -13,14 +13,15 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 
 import autotune.ir
 from fused_resnet.training.bound_problem import can_solve
-from fused_resnet.training.channels_last import ChannelsLast, channels_last
+from fused_resnet.training.channels_last import ChannelsLast
 from fused_resnet.training.joined_weights import join_conversions, join_packings
-from fused_resnet.training.kernel_calls import packed, want_channels_last
+from fused_resnet.training.kernel_calls import convolve, want_channels_last
 from fused_resnet.training.nodes import call, result, value
 from fused_resnet.training.norm_fusion import NormFusion
 from fused_resnet.training.norm_operators import BATCH_NORM, BATCH_NORM_BACKWARD, IMAGE_OPERATORS
 from fused_resnet.training.operator import SOLVE
 from fused_resnet.training.passes import BY_BIAS, FORWARD, Pass, passes
+from fused_resnet.training.relu_fusion import MASKS, ReluFusion
 from fused_resnet.training.winners import Winners
 
 _FILES = tuple(
@@ -57,6 +58,7 @@ class Rewrite(CustomGraphPass):
         self._layouts = ChannelsLast(graph)
         self._computed: dict[fx.Node, Pass] = {}  # results of kernels
         self._norms = NormFusion(self._winners, self._layouts, self._computed)
+        self._relus = ReluFusion(self._winners, self._layouts, self._computed)
         for node in list(graph.nodes):
             if node in gone:  # a batch norm that its convolution replaced
                 continue
@@ -66,7 +68,7 @@ class Rewrite(CustomGraphPass):
                 node.meta["val"] = result(node.target, node.args, node.kwargs)
                 renewed.add(node)
             wanted = passes(node.target, node.args, value)
-            if wanted or node.target in (SOLVE, *IMAGE_OPERATORS):  # SOLVE: the gradient of a max pool
+            if wanted or node.target in (SOLVE, *MASKS, *IMAGE_OPERATORS):  # SOLVE: the gradient of a max pool
                 before = set(graph.nodes)
                 self._replace(node, wanted)
                 now = set(graph.nodes)
@@ -81,8 +83,10 @@ class Rewrite(CustomGraphPass):
         _move_saved_to_their_inputs(graph)
 
     def _replace(self, node: fx.Node, wanted: Sequence[Pass]) -> None:
-        """Replace a batch norm, or those passes of a convolution's call that kernels compute."""
-        if not wanted:
+        """Replace a batch norm, a ReLU's mask, or those passes of a convolution's call that kernels compute."""
+        if node.target in MASKS:
+            self._relus.replace_mask(node)
+        elif not wanted:
             if node.target is BATCH_NORM_BACKWARD:
                 self._norms.add_second_gradient(node)
             want_channels_last(node)
@@ -90,7 +94,9 @@ class Rewrite(CustomGraphPass):
                 self._norms.replace_with_gradient(node)
             elif node.target is BATCH_NORM:
                 self._norms.lower(node)
-        elif node.target != FORWARD or not self._norms.replace_with_convolution(node, wanted[0]):
+        elif node.target != FORWARD or not (
+            self._norms.replace_with_convolution(node, wanted[0]) or self._relus.replace_forward(node, wanted[0])
+        ):
             self._replace_convolution(node, wanted)
 
     def _replace_convolution(self, node: fx.Node, wanted: Sequence[Pass]) -> None:
@@ -110,20 +116,8 @@ class Rewrite(CustomGraphPass):
         solution = next(usable, None)
         if solution is None:
             return None
-        problem, layout, turned = solution.form.problem, solution.layout, solution.form.turned
-        operands = [
-            packed(graph, node, layout, problem.groups, turned)
-            if operand.role == "weight"
-            else self._layouts.keep(node)
-            for node, operand in zip(one.operands, problem.operands(), strict=False)
-        ]
-        y = call(graph, SOLVE, (operands, str(problem), database, layout))
-        # Inductor gives an operator of the tag needs_exact_strides its arguments with the strides of these.
-        wanted = [
-            value(node) if operand.role == "weight" else channels_last(value(node))
-            for node, operand in zip(operands, problem.operands(), strict=False)
-        ]
-        y.meta["eager_input_vals"] = ((wanted, *y.args[1:]), {})
+        form, layout = solution.form, solution.layout
+        y = convolve(graph, self._layouts, form.problem, one.operands, database, layout, turned=form.turned)
         self._computed[y] = one
         return y
 

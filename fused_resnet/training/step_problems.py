@@ -35,7 +35,7 @@ from fused_resnet.training.norms import (
     TrainedPool,
     is_trained,
 )
-from fused_resnet.training.passes import passes, with_gradient_sums, with_statistics
+from fused_resnet.training.passes import passes, with_gradient_sums, with_mask, with_relu, with_statistics
 
 MOST_GRADIENTS = 2
 """Gradients by one tensor that the kernels of BatchNormGradientSums add up."""
@@ -55,12 +55,15 @@ class StepProblems:
         with_norms: What kernels compute with a part of a batch norm, by the name of the norm. These are forward passes
             with the statistics of the batch norm behind them, gradients by a norm's result with the sums of its
             gradient, and the normalizations of two norms whose results are added.
+        with_relus: What kernels compute with a ReLU, by the name of the convolution: forward passes with the ReLU
+            behind them, and gradients by a ReLU's result with its mask.
     """
 
     named: Mapping[str, Convolution]
     others: int
     norms: Mapping[str, Problem] = field(default_factory=dict)
     with_norms: Mapping[str, Problem] = field(default_factory=dict)
+    with_relus: Mapping[str, Problem] = field(default_factory=dict)
 
     def to_tune(self) -> dict[str, Problem]:
         """Return the problems of all forms of the passes by name; the fastest form of a pass runs."""
@@ -69,7 +72,7 @@ class StepProblems:
             for name, problem in self.named.items()
             for form in forms(problem)
         }
-        return {**convolutions, **self.norms, **self.with_norms}
+        return {**convolutions, **self.norms, **self.with_norms, **self.with_relus}
 
 
 def step_problems(
@@ -135,8 +138,9 @@ def _noted(
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
     with _Notes(paths) as notes, torch.enable_grad():
         norms = _NormNotes(notes)
+        relus = _ReluNotes(notes, norms)
         try:
-            with norms:
+            with norms, relus:
                 results = run()
             found = [one for one in tree_leaves(results) if isinstance(one, torch.Tensor) and one.requires_grad]
             if not (found and wanted):
@@ -146,7 +150,7 @@ def _noted(
             raise
         except Exception as error:  # a module may run anything
             raise CaptureError(f"the training step cannot be traced: {in_one_line(error)}") from error
-    return StepProblems(notes.named(), notes.others, norms.named(), norms.fused())
+    return StepProblems(notes.named(), notes.others, norms.named(), norms.fused(), relus.fused())
 
 
 def _fake(fakes: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
@@ -284,6 +288,10 @@ class _NormNotes(TorchFunctionMode):
             self._note_readers([self._open.pop(id(one))[0] for one in tree_leaves(args) if id(one) in self._open])
         return result
 
+    def has_relu(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is the result of a ReLU behind a batch norm."""
+        return id(tensor) in self._active
+
     def _note_readers(self, norms: Iterable[_CalledNorm]) -> None:
         for norm in norms:
             norm.is_read = True
@@ -314,6 +322,60 @@ class _NormNotes(TorchFunctionMode):
             if one
             for what, problem in one.problems.items()
         )
+
+
+@dataclass(eq=False)
+class _CalledRelu:
+    """A call of a ReLU that is not a batch norm's, and what computes its argument and reads its result."""
+
+    result: torch.Tensor
+    fused: Problem | None = None  # with the convolution in front of it
+    path: str = ""  # of that convolution
+    readers: list[tuple[str, Convolution | None]] = field(default_factory=list)  # None for what is no convolution
+
+
+class _ReluNotes(TorchFunctionMode):
+    """Notes the ReLUs behind and in front of convolutions.
+
+    Args:
+        notes: The notes of convolutions.
+        norms: The notes of batch norms, which note the calls before this mode does.
+    """
+
+    def __init__(self, notes: _Notes, norms: _NormNotes) -> None:
+        super().__init__()
+        self._notes, self._norms = notes, norms
+        self._convolved: dict[int, tuple[str, Convolution, bool, torch.Tensor]] = {}  # by the id of a result
+        self._relus: dict[int, _CalledRelu] = {}  # likewise
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if not isinstance(result, torch.Tensor):
+            return result
+        convolution, has_bias = self._notes.forward or (None, False)
+        for one in tree_leaves((args, kwargs)):
+            if id(one) in self._relus:
+                self._relus[id(one)].readers.append((self._notes.path, convolution))
+        if convolution:
+            self._convolved[id(result)] = self._notes.path, convolution, has_bias, result
+        elif func in RELUS and not self._norms.has_relu(result):
+            called = self._relus[id(result)] = _CalledRelu(result)
+            if id(args[0]) in self._convolved:
+                called.path, computed_by, has_bias, _ = self._convolved[id(args[0])]
+                called.fused = with_relu(computed_by, has_bias)
+        return result
+
+    def fused(self) -> dict[str, Problem]:
+        """Return the problems that are fused with a ReLU, by name."""
+
+        def found() -> Iterator[tuple[str, Problem | None]]:
+            for one in self._relus.values():
+                yield f"{one.path or 'convolution'} with its ReLU", one.fused
+                if len(one.readers) == 1 and (reader := one.readers[0][1]):
+                    yield f"{one.readers[0][0] or 'convolution'} by input with the ReLU's mask", with_mask(reader)
+
+        return _numbered((name, problem) for name, problem in found() if problem)
 
 
 P = TypeVar("P", bound=Problem)

@@ -9,7 +9,7 @@ from math import inf
 
 import torch
 
-from autotune.ir import Conv2dWgrad, Convolution, Problem, limit_us, parse
+from autotune.ir import Conv2dWgrad, Convolution, Elementwise, Epilogue, Problem, limit_us, parse
 from autotune.libraries import aten, cudnn_names
 from autotune.runtime import Candidate, KernelChoice, choices, usable_devices
 from fused_resnet.training.forms import Form, all_forms, forms
@@ -65,10 +65,30 @@ class Winners:
             parts: The parts. Of a gradient by an input the faster form counts.
             device: The device.
         """
+        return self._layout_if_faster(problem, sum(self._best_us(one, device) for one in parts), device)
+
+    def layout_with_pointwise(self, problem: Convolution, alone: Convolution, device: torch.device) -> str | None:
+        """Return the layout of the weight of the kernel that computes a pass and a pointwise operator on its result.
+
+        It is None if there is no such kernel that was timed, or if it is no faster than the pass alone and an operator
+        that reads and writes the result at the memory's rate. Raises as `solutions` does.
+
+        Args:
+            problem: The problem with both.
+            alone: The pass. Of a gradient by an input the faster form counts.
+            device: The device.
+        """
+        n, h, w, c = problem.output_shape
+        dtype = "f32" if problem.dtype == "tf32" else problem.dtype
+        pointwise = Elementwise(n=n, h=h, w=w, c=c, dtype=dtype, epilogue=Epilogue(("relu",)))
+        apart = self._best_us(alone, device) + (self.limit_us(pointwise, device) or 0.0)
+        return self._layout_if_faster(problem, apart, device)
+
+    def _layout_if_faster(self, problem: Problem, us: float, device: torch.device) -> str | None:
+        """Return the layout of the weight of the kernel for a problem; None if none is faster than some time."""
         found = self.kernels(problem, device)
         fastest = min((one.expected_us or inf for one in found), default=inf)
-        apart = sum(self._best_us(one, device) for one in parts)
-        return layout_of(found[0].candidate) if fastest < apart else None
+        return layout_of(found[0].candidate) if fastest < us else None
 
     def _best_us(self, problem: Problem, device: torch.device) -> float:
         """Return the shortest time of anything that solves a problem, in any form; infinity if nothing was timed."""

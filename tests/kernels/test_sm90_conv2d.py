@@ -34,7 +34,7 @@ CASES = {
     ),
     "resident weights": (
         {"weights": "resident", "tile_n": 64},
-        "conv2d n=5 h=7 w=9 c=72 k=104 r=3 s=1 pad=1,0 dilation=2,1 dtype=f16 epilogue=add,relu",
+        "conv2d n=5 h=7 w=9 c=72 k=104 r=3 s=1 pad=1,0 dilation=2,1 dtype=f16 epilogue=relu_mask",
     ),
     "groups, shared loads": (
         {"tile_m": 128, "groups": 2, "cluster_m": 2, "cluster_n": 2},

@@ -43,7 +43,7 @@ SPECIAL = [
     *(3.0, -3.0, -6.0, 20.0, -20.0, 88.5, -88.5, 104.5, -104.5, 1e4, -1e4, 1e30, -1e30, 3e38, -3e38),
 ]
 
-ELEMENTWISE = [*(name for name in STEPS if name not in ("add", "sub", "mul", "store")), "exp"]
+ELEMENTWISE = [*(name for name in STEPS if name not in ("add", "sub", "mul", "relu_mask", "store")), "exp"]
 
 
 def special_case(

@@ -10,7 +10,7 @@ import argparse
 import copy
 import os
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, assume, settings
@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from reference import BROADCAST, STEPS
 
 from autotune.core import ProblemError
-from autotune.ir import DTYPES, GATE_ACTIVATIONS, HIDDEN_ACTIVATIONS, Epilogue, Piece, Problem
+from autotune.ir import DTYPES, GATE_ACTIVATIONS, HIDDEN_ACTIVATIONS, Conv2dSkip, Epilogue, Piece, Problem
 from autotune.ir.problem.fields import DtypeName, NonNegative, NonNegativePair, Pair
 from autotune.ir.problem.operators.upsample import MODES
+from autotune.ir.problem.window import output_extent
 
 _RARELY_VALID = [HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
@@ -95,11 +96,23 @@ def problems(draw: st.DrawFn, operator: type[Problem]) -> Problem:
         for name, hint in hints.items()
         if hint is Epilogue or hint in _VALUES or name in ("pieces", "act", "gate")
     }
+    if operator is Conv2dSkip:
+        values |= _skip_sizes(values)
     try:
         return operator(**values)
     except ProblemError:
         assume(False)
         raise
+
+
+def _skip_sizes(values: Mapping[str, Any]) -> dict[str, int]:
+    """Return the size of the skip tensor for which its projection has the size of the convolution."""
+    axes = zip(("h", "w"), ("r", "s"), *(values[name] for name in ("stride", "pad", "dilation")), strict=True)
+    outputs = [output_extent(values[size], values[window], *rest) for size, window, *rest in axes]
+    return {
+        f"skip_{size}": max(1, (output - 1) * stride + 1)
+        for size, output, stride in zip(("h", "w"), outputs, values["skip_stride"], strict=True)
+    }
 
 
 # -- texts -------------------------------------------------------------------------------------------------------------

@@ -33,7 +33,9 @@ from autotune.measure.verify import HALF_SUMS
 
 _LIMIT = {**LIMIT, HALF_SUMS: 1e-2}
 _TRIES = 400  # of sizes, for one that a kernel fits
-_BEFORE = [name for name in STEPS if name not in ("add", "sub", "mul", "store")]  # a place: steps that meet no tensor
+_BEFORE = [
+    name for name in STEPS if name not in ("add", "sub", "mul", "relu_mask", "store")
+]  # a place: steps that meet no tensor
 
 
 # -- kernels and their problems ----------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def test_gradients_by_the_input_of_stride_1_are_tuned_as_convolutions_too():
     more = {
         name: problem
         for name, problem in found.to_tune().items()
-        if name not in {**found.named, **found.norms, **found.with_norms}
+        if name not in {**found.named, **found.norms, **found.with_norms, **found.with_relus}
     }
     assert set(more) == {
         f"{name} (a convolution)" for name in ("shared by input", "shared by input (2)", "grouped by input")

@@ -1,0 +1,103 @@
+"""Fuses ReLUs with the convolutions around them, in a graph of aten operators.
+
+A forward pass computes the ReLU behind it, with the bias between them. A gradient by a ReLU's result, as a convolution,
+applies the ReLU's mask where the graph computes the mask from that result. Each fusion takes place where the database
+has a kernel that is faster than the pass alone and one more pass over the tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from autotune.ir import Conv2d, Conv2dDgrad
+from fused_resnet.training.bound_problem import can_solve
+from fused_resnet.training.channels_last import ChannelsLast
+from fused_resnet.training.kernel_calls import convolve
+from fused_resnet.training.nodes import call, is_like, value
+from fused_resnet.training.passes import Pass, with_mask, with_relu
+from fused_resnet.training.winners import Winners
+
+_WHERE, _THRESHOLD = torch.ops.aten.where.self, torch.ops.aten.threshold_backward.default
+MASKS = (_WHERE, _THRESHOLD)
+"""The operators that compute a ReLU's gradient: where(y <= 0, 0, dy) for Inductor, and threshold_backward(dy, y, 0)."""
+_RELU = torch.ops.aten.relu.default
+_FLOAT32 = torch.ops.prims.convert_element_type.default
+
+
+class ReluFusion:
+    """The fusions of one graph.
+
+    Args:
+        winners: The kernels.
+        layouts: The tensors of the graph that stay channels last.
+        computed: The results of kernels in the graph, and the passes that they are. It may grow.
+    """
+
+    def __init__(self, winners: Winners, layouts: ChannelsLast, computed: Mapping[fx.Node, Pass]) -> None:
+        self._winners, self._layouts, self._computed = winners, layouts, computed
+
+    def replace_forward(self, node: fx.Node, one: Pass) -> bool:
+        """Replace a convolution and the ReLU that alone reads it, if a kernel computes both."""
+        relu, bias = next(iter(node.users), node), node.args[2]
+        if relu.target != _RELU or len(node.users) > 1:
+            return False
+        more = [bias] if isinstance(bias, fx.Node) else []
+        problem = with_relu(one.problem, has_bias=bool(more))
+        layout = self._layout(problem, one)
+        if problem is None or layout is None:
+            return False
+        graph, database = node.graph, self._winners.database
+        with graph.inserting_before(node):
+            vectors = [call(graph, _FLOAT32, (vector, torch.float32)) for vector in more]
+            y = convolve(graph, self._layouts, problem, [*one.operands, *vectors], database, layout)
+        relu.replace_all_uses_with(y)
+        graph.erase_node(relu)
+        graph.erase_node(node)
+        return True
+
+    def replace_mask(self, node: fx.Node) -> None:
+        """Replace a ReLU's mask and the gradient that it alone reads, if a kernel computes both."""
+        active, gradient = _mask(node)
+        one = self._computed.get(gradient) if gradient else None
+        if one is None or active is None or len(gradient.users) > 1 or not isinstance(one.problem, Conv2dDgrad):
+            return
+        problem = with_mask(one.problem)
+        layout = self._layout(problem, one)
+        if problem is None or layout is None or not is_like(value(active), value(node)):
+            return
+        graph, database = node.graph, self._winners.database
+        with graph.inserting_before(node):
+            y = convolve(graph, self._layouts, problem, [*one.operands, active], database, layout, turned=True)
+        node.replace_all_uses_with(y)
+        graph.erase_node(node)
+        graph.erase_node(gradient)
+
+    def _layout(self, problem: Conv2d | None, one: Pass) -> str | None:
+        """Return the layout of the weight of the kernel for a pass and what is fused; None if it is not faster."""
+        if problem is None:
+            return None
+        device = value(one.operands[0]).device
+        layout = self._winners.layout_with_pointwise(problem, one.problem, device)
+        if layout is None or not can_solve(problem, self._winners.database, device, layout):
+            return None
+        return layout
+
+
+def _mask(node: fx.Node) -> tuple[Any, Any]:
+    """Return the result of a ReLU and the gradient by it, for a call that computes the gradient by its argument."""
+    arguments: Any = node.args
+    if node.target == _THRESHOLD:
+        gradient, active, threshold = arguments
+        return (active, gradient) if threshold == 0 else (None, None)
+    condition, zero, gradient = arguments
+    is_relu = condition.target == torch.ops.aten.le.Scalar and condition.args[1] == 0 and _is_zero(zero)
+    return (condition.args[0], gradient) if is_relu else (None, None)
+
+
+def _is_zero(node: object) -> bool:
+    """Return whether a node is a tensor of one 0."""
+    return isinstance(node, fx.Node) and node.target == torch.ops.aten.full.default and node.args[:2] == ([], 0.0)
