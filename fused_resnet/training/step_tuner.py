@@ -129,8 +129,10 @@ def tune_step_plan(
             exchange(at, before)
     first_us, *others = interleave([first] if now is first else [first, now], FINAL_ROUNDS).samples
     settled_us = next((one for one in others if _is_shorter(one, first_us)), first_us)
-    chosen = start if settled_us is first_us else step.kernels()
-    entries = [_entry(store, row, at[0], kernel.candidate) for at, kernel in chosen.items()]
+    if settled_us is first_us:
+        for at, kernel in start.items():
+            exchange(at, kernel)
+    entries = [_entry(store, row, at[0], kernel.candidate) for at, kernel in step.kernels().items()]
     settled = timed(settled_us)
     return store.replace_plan(
         store.plan(row, str(key)),

@@ -84,7 +84,8 @@ def plan_text(plan: PlanRow, fallback: PlanRow | None, is_cuda: bool) -> str:
 def show_gaps(console: Console, tuner: Tuner, requests: Sequence[TuneRequest], verbose: bool) -> None:
     """Print the problems without kernels, the failures and, for single problems, the rejected configs.
 
-    Of a network, the alternatives without kernels and the messages of failures are printed with `verbose` only.
+    Of a network and of a training step, the alternatives without kernels and the messages of failures are printed with
+    `verbose` only.
     """
     arch = tuner.options.arch
     gaps: dict[str, dict[str, None]] = {}
@@ -102,11 +103,12 @@ def show_gaps(console: Console, tuner: Tuner, requests: Sequence[TuneRequest], v
         console.print(f"{', '.join(list(names)[:3])}{more}: {reason}.", markup=False)
     if unmade and verbose:
         console.print(f"no kernels for the alternatives {', '.join(unmade)} on {arch.name}", highlight=False)
-    if not tuner.networks:
+    are_single = not (tuner.networks or requests[0].is_step)
+    if are_single:
         for sentence in dict.fromkeys(text for problem in tuner.problems for text in rejected_configs(problem, arch)):
             console.print(sentence, markup=False, highlight=False)
     found = failed(tuner.store, tuner.device, tuner.problems, tuner.builder.rows.values())
-    if verbose or not tuner.networks:
+    if verbose or are_single:
         for line in failures(found):
             console.print(line, highlight=False)
     elif found:
