@@ -112,6 +112,7 @@ def folder(tmp_path, monkeypatch):
     with Store.create("rows.db") as store:
         fill(store, 0, count=3)
     yield tmp_path
+    monkeypatch.setenv("AUTOTUNE_FAMILIES", "")  # to which a command has added its folders
     families.use([])
 
 
