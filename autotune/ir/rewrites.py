@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from autotune.core import ProblemError
+from autotune.ir.byte_formats import BYTE_FORMATS
 from autotune.ir.constant_expr import ConstantExpr, ConstantSource
 from autotune.ir.epilogue import Argument, Epilogue
 from autotune.ir.network import Layer
@@ -134,7 +135,8 @@ def _as_convolution(layer: Layer) -> Conv2d:
 def fuse_skip(conv: Layer, project: Layer, adding: Layer, name: str) -> Layer | None:
     """Return two convolutions whose results are added as one layer, without the result of either.
 
-    None unless both have no step but biases before the sum, and `project` is a 1x1 convolution without padding.
+    None unless both have no step but biases before the sum, and in bytes a scale before these, and `project` is a 1x1
+    convolution without padding. In bytes the result is closer to the exact one: the sum is rounded once.
 
     Args:
         conv: The first.
@@ -155,16 +157,22 @@ def fuse_skip(conv: Layer, project: Layer, adding: Layer, name: str) -> Layer | 
         return None
     begins = whole.epilogue.steps.index(sums[0])
     before, after = whole.epilogue.steps[:begins], whole.epilogue.steps[begins + 1 :]
-    biases = [
-        (layer, step) for layer, steps in ((adding, before), (other, other.problem.epilogue.steps)) for step in steps
-    ]
+    ahead = [(adding, before), (other, other.problem.epilogue.steps)]
+    scales: dict[str, ConstantSource] = {}
+    if product.dtype in BYTE_FORMATS:
+        if any(not steps or steps[0].name != "scale" for _, steps in ahead):
+            return None
+        for layer, (first, *_) in ahead:
+            scales["scale" if layer is conv else "skip_scale"] = layer.weights[first.arguments[0].name]
+        ahead = [(layer, steps[1:]) for layer, steps in ahead]
+    biases = [(layer, step) for layer, steps in ahead for step in steps]
     if any(step.name != "bias" for _, step in biases):
         return None
     fields = _fields_without_epilogue(product)
     chain = Epilogue((*("bias" for _ in biases[:1]), *(step.name for step in after)))
     problem = Conv2dSkip(**fields, skip_h=skip.h, skip_w=skip.w, skip_c=skip.c, skip_stride=skip.stride, epilogue=chain)
     buffers = {"x": conv.buffers["x"], "skip": project.buffers["x"], "y": adding.buffers["y"]}
-    weights = {"weight": conv.weights["weight"], "projection": project.weights["weight"]}
+    weights = {"weight": conv.weights["weight"], "projection": project.weights["weight"], **scales}
     arguments = list(problem.epilogue.arguments)
     if biases:
         values = [layer.weights[step.arguments[0].name] for layer, step in biases]

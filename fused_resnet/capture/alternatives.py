@@ -145,8 +145,10 @@ def _projected(flow: Sequence[_Flow], first: Layer) -> Iterator[Alternative]:
 
 
 def _is_convolution(layer: Layer) -> bool:
-    """Return whether a layer is a convolution in 16 bits."""
-    return isinstance(layer.problem, Conv2d) and layer.problem.dtype in ("f16", "bf16")
+    """Return whether a layer is a convolution in 16 bits or int8, with a result in the same dtype."""
+    problem = layer.problem
+    in_dtype = problem.dtype in ("f16", "bf16", "s8") and problem.output_dtype == problem.dtype
+    return isinstance(problem, Conv2d) and in_dtype
 
 
 def _is_product(layer: Layer) -> bool:

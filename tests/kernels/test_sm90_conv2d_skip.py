@@ -1,8 +1,11 @@
 """A convolution plus the projection of a skip connection in one Hopper kernel: its own text, run on a CPU."""
 
+import dataclasses
+
 import pytest
 from emulator import Emulated, relative_errors
-from kernels import assert_not_serialized, need_compiler
+from kernels import assert_not_serialized, need_compiler, random_inputs
+from reference import assert_bytes_are_right, solve
 
 from autotune.core import ProblemError, architecture
 from autotune.families import Kernel, family
@@ -31,6 +34,22 @@ CASES = {
 }
 
 
+BYTES = {
+    "a bottleneck's end": (
+        "n=3 h=9 w=11 c=64 k=272 skip_h=9 skip_w=11 skip_c=144 dtype=s8 epilogue=bias,mul_scalar,relu",
+        {"tile_n": 128, "groups": 2},
+    ),
+    "a basic block's end": (
+        "n=5 h=8 w=5 c=48 k=80 r=3 s=3 pad=1 skip_h=15 skip_w=10 skip_c=32 skip_stride=2 dtype=s8 epilogue=bias,store",
+        {"tile_n": 96, "groups": 3},
+    ),
+    "half of a tile": (
+        "n=1 h=5 w=5 c=144 k=16 skip_h=10 skip_w=9 skip_c=16 skip_stride=2 dtype=s8 epilogue=add",
+        {"tile_n": 32, "groups": 1},
+    ),
+}
+
+
 @pytest.mark.compile
 @pytest.mark.parametrize(("text", "config"), CASES.values(), ids=CASES)
 def test_the_kernels_text_computes_both_convolutions(text, config, tmp_path):
@@ -46,8 +65,25 @@ def test_the_kernels_text_computes_both_convolutions(text, config, tmp_path):
 
 
 @pytest.mark.compile
-def test_the_products_overlap(tmp_path):
-    kernel = Kernel.of(FAMILY.name, {"tile_n": 256, "groups": 2}, "f16", Epilogue.parse("bias,relu"), "sm_90")
+@pytest.mark.parametrize(("text", "config"), BYTES.values(), ids=BYTES)
+def test_the_kernels_text_computes_both_convolutions_of_bytes(text, config, tmp_path):
+    problem = parse(f"conv2d_skip {text}")
+    assert config in FAMILY.configs_for(problem, SM90)
+    emulated = Emulated(Kernel.of(FAMILY.name, config, "s8", problem.epilogue, "sm_90"), tmp_path)
+    tensors, scalars = random_inputs(problem)
+    sums = solve(dataclasses.replace(problem, epilogue=Epilogue()), tensors, ())["y"]
+    for name in ("scale", "skip_scale"):  # so that the results spread over the range of bytes
+        tensors[name] *= 64 / float(sums.square().mean().sqrt())
+    for launch in FAMILY.launches(problem, config, SM90):
+        found = emulated.run(problem, tensors, scalars, launch, 1)
+        for name, value in solve(problem, tensors, scalars).items():
+            assert_bytes_are_right(found[name], value, name)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("dtype", "tile_n"), [("f16", 256), ("s8", 128)])
+def test_the_products_overlap(dtype, tile_n, tmp_path):
+    kernel = Kernel.of(FAMILY.name, {"tile_n": tile_n, "groups": 2}, dtype, Epilogue.parse("bias,relu"), "sm_90")
     assert_not_serialized(need_compiler("sm_90", nvcc=True), kernel, tmp_path)
 
 

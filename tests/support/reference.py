@@ -174,7 +174,10 @@ def solve(  # noqa: PLR0911, PLR0912, PLR0915 -- a table
             window = (problem.stride, problem.pad, problem.dilation)
             value = F.conv2d(given["x"].movedim(-1, 1), given["weight"], None, *window).movedim(1, -1)
             down, right = problem.skip_stride
-            value = value + given["skip"][:, ::down, ::right] @ given["projection"].flatten(1).T
+            projected = given["skip"][:, ::down, ::right] @ given["projection"].flatten(1).T
+            if problem.dtype == "s8":
+                value, projected = value * given["scale"], projected * given["skip_scale"]
+            value = value + projected
         case PatchConv2d() | StemBlock():
             n, p, q, k = problem.output_shape
             patches = F.unfold(given["x"], problem.block, stride=problem.block)

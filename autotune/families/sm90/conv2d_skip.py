@@ -1,4 +1,4 @@
-"""Convolution with the projection of a skip connection for Hopper: TMA and wgmma; fp16 and bf16, NHWC.
+"""Convolution with the projection of a skip connection for Hopper: TMA and wgmma; fp16, bf16 and int8, NHWC.
 
 The GEMM is M = n*p*q, N = k, K = r*s*c + skip_c. See templates/sm90/conv2d_skip/conv2d_skip.cuh.
 """
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from autotune.core import MAX_PROCESSORS, Architecture, ceil_div
 from autotune.families.base import Config, Launch, Parameter, Value
-from autotune.families.rules import Rules, first_unmet, require
+from autotune.families.rules import Rules, first_unmet, require, require_no_overflow
 from autotune.families.sm90.hopper_family import hopper_family
 from autotune.families.sm90.im2col import im2col_rules
-from autotune.ir import Conv2dSkip, Epilogue
+from autotune.ir import DTYPES, S8, Conv2dSkip, Epilogue
 
-_STEP, _ELEMENT_BYTES = 64, 2  # channels of a step, bytes of one
+_ROW_BYTES = 128  # of a step's channels
 _MAX_SUMS = {1: 64, 2: 128, 3: 96}
 """Registers of a thread for sums, by warpgroups: with one, two blocks share an SM's registers."""
 _ALIGNMENT, _BARRIER_BYTES, _MAX_SLOTS = 1024, 8, 10
@@ -45,7 +45,7 @@ class SkipShape:
     @property
     def slot_bytes(self) -> int:
         """Shared memory of a step's pixels and filters."""
-        return (self.rows + self.n) * _STEP * _ELEMENT_BYTES + 2 * _BARRIER_BYTES
+        return (self.rows + self.n) * _ROW_BYTES + 2 * _BARRIER_BYTES
 
     def slots(self, room: int) -> int:
         """Return the buffers that fit some shared memory."""
@@ -60,7 +60,8 @@ def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilo
     shape = SkipShape.from_config(config)
 
     def rules() -> Rules:
-        sums, most = shape.n // 2, _MAX_SUMS[shape.groups]
+        # In int8 a thread has the sums of the first convolution in float, too.
+        sums, most = shape.n // 2 * (2 if dtype == S8.dtype else 1), _MAX_SUMS[shape.groups]
         yield require(sums <= most, f"the sums of a thread must fit {most} registers; they take {sums}")
         yield require(not epilogue.anchors, "the epilogue can have no anchor")
 
@@ -69,8 +70,9 @@ def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilo
 
 def _why_unsupported(problem: Conv2dSkip) -> str | None:
     def rules() -> Rules:
-        channels = problem.c, problem.skip_c, problem.k
-        yield require(all(size % 8 == 0 for size in channels), "c, skip_c and k must be multiples of 8")
+        channels, granule = (problem.c, problem.skip_c, problem.k), 16 // DTYPES[problem.dtype].itemsize
+        yield require(all(size % granule == 0 for size in channels), f"c, skip_c and k must be multiples of {granule}")
+        yield require_no_overflow(problem.dtype, max(problem.r * problem.s * problem.c, problem.skip_c))
         yield from im2col_rules(problem, *problem.stride, *problem.skip_stride)
 
     return first_unmet(rules())
@@ -101,8 +103,9 @@ def _cost(problem: Conv2dSkip, config: Config, arch: Architecture) -> float:
     """Estimate cycles: rounds of tiles, each bound by products, by loads or by memory, and its epilogue."""
     shape = SkipShape.from_config(config)
     tiles = shape.tiles(problem)
-    steps = problem.r * problem.s * ceil_div(problem.c, _STEP) + ceil_div(problem.skip_c, _STEP)
-    product = steps * shape.rows * shape.n * _STEP / (arch.wgmma_rate or 2048)
+    channels = _ROW_BYTES // DTYPES[problem.dtype].itemsize
+    steps = problem.r * problem.s * ceil_div(problem.c, channels) + ceil_div(problem.skip_c, channels)
+    product = steps * shape.rows * shape.n * _ROW_BYTES / 2 / (arch.wgmma_rate or 2048)
     loads = steps * shape.slot_bytes / _L2_BYTES_A_CYCLE
     memory = problem.bytes / tiles / _MEMORY_BYTES_A_CYCLE
     epilogue = shape.rows * shape.n / _STEPS_ELEMENTS_A_CYCLE
@@ -113,7 +116,7 @@ def _cost(problem: Conv2dSkip, config: Config, arch: Architecture) -> float:
 
 def _label(config: Config) -> str:
     shape = SkipShape.from_config(config)
-    return f"{shape.rows}x{shape.n}x{_STEP}"
+    return f"{shape.rows}x{shape.n}"
 
 
 FAMILY = hopper_family(
@@ -136,4 +139,5 @@ FAMILY = hopper_family(
     cost=_cost,
     label=_label,
     weight_layouts={"weight": "wgmma", "projection": "wgmma"},
+    dtypes=("f16", "bf16", "s8"),
 )

@@ -1,8 +1,9 @@
 // A convolution plus a 1x1 convolution of another tensor, for Hopper: TMA loads, wgmma, NHWC, persistent blocks.
 //
-// Both convolutions are products of the same tile. Its steps are the filter taps and channels of the first, 64 channels
+// Both convolutions are products of the same tile. Its steps are the filter taps and channels of the first, 128 bytes
 // at a time, then the channels of the second, so their sum costs nothing and the second one's result is not in memory.
-// TMA gathers the pixels of either (im2col mode), at any stride.
+// TMA gathers the pixels of either (im2col mode), at any stride. In int8 the sums of either have a scale of their own:
+// a thread takes over the first one's in float registers, and adds the second one's at the end.
 //
 // One warp loads pixels and filters into a ring. Each of kGroups warpgroups multiplies 64 of a tile's pixels. plan.cuh
 // has prepare().
@@ -90,7 +91,28 @@ struct Conv2dSkip : Conv2dSkipPlan<Config> {
     launch_dependents();
   }
 
-  using Sums = float[1][P::kN / 2];
+  using Sums = typename Config::Sum[1][P::kN / 2];
+  using Scaled = float[1][P::kN / 2];
+
+  // Adds the sums of one convolution, times their scales, to float registers.
+  AT_DEVICE static void add_scaled(Scaled& to, const Sums& sums, const float* scale, const Tile& tile, int channels,
+                                   bool is_first) {
+#pragma unroll
+    for (int columns = 0; columns < P::kN / 32; ++columns) {
+      const int channel = tile.channel + 32 * columns + fragment_channel(threadIdx.x % 32);
+      float factors[8];
+      load_constant(factors, scale + min(channel, channels - 8));
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float v[8], before[8] = {};
+        load_fragment(v, sums, 0, half, columns);
+        if (!is_first) load_fragment(before, to, 0, half, columns);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) v[e] = fmaf(v[e], factors[e], before[e]);
+        store_fragment(v, to, 0, half, columns);
+      }
+    }
+  }
 
   AT_DEVICE static void multiply_all(const Params& x, const Layout& smem, int group) {
     const Pipeline pipeline = P::pipeline(smem);
@@ -106,27 +128,46 @@ struct Conv2dSkip : Conv2dSkipPlan<Config> {
       Sums sums;
       int used = -1;
       ptx::warpgroup_fence_operand(sums);
+      const auto multiply = [&](int from, int to) {
 #pragma unroll 1
-      for (int i = 0; i < steps; ++i) {
-        pipeline.consumer_wait(state);
-        const uint32_t slot = state.index * (P::kSlotBytes / 16);
-        ptx::warpgroup_arrive();
+        for (int i = from; i < to; ++i) {
+          pipeline.consumer_wait(state);
+          const uint32_t slot = state.index * (P::kSlotBytes / 16);
+          ptx::warpgroup_arrive();
 #pragma unroll
-        for (int k = 0; k < P::kRowBytes / 32; ++k)
-          Config::wgmma(sums[0], ptx::SmemDescriptor{pixels + slot + 2 * k, hi},
-                        ptx::SmemDescriptor{filters + slot + 2 * k, hi}, i > 0 || k > 0);
-        ptx::warpgroup_commit_batch();
-        ptx::warpgroup_wait<1>();
-        release(pipeline, used);
-        used = state.index;
-        state.advance(x.slots);
-      }
-      const ThreadRows rows(tile.row + 64 * group, x.rows);
-      store_rows<typename Config::Steps, Element>(x.p.p, x.scalars, P::kY, rows, tile.channel, x.k, sums, [&] {
+          for (int k = 0; k < P::kRowBytes / 32; ++k)
+            Config::wgmma(sums[0], ptx::SmemDescriptor{pixels + slot + 2 * k, hi},
+                          ptx::SmemDescriptor{filters + slot + 2 * k, hi}, i > from || k > 0);
+          ptx::warpgroup_commit_batch();
+          ptx::warpgroup_wait<1>();
+          release(pipeline, used);
+          used = state.index;
+          state.advance(x.slots);
+        }
+      };
+      const auto finish = [&] {
         ptx::warpgroup_wait<0>();
         ptx::warpgroup_fence_operand(sums);
         release(pipeline, used);
-      });
+      };
+      if constexpr (P::kScaled) {
+        Scaled scaled;
+        multiply(0, P::own_steps(x));
+        finish();
+        add_scaled(scaled, sums, (const float*)x.p.p[P::kScale], tile, x.k, true);
+        used = -1;
+        ptx::warpgroup_fence_operand(sums);
+        multiply(P::own_steps(x), steps);
+        const ThreadRows rows(tile.row + 64 * group, x.rows);
+        store_rows<typename Config::Steps, Element>(x.p.p, x.scalars, P::kY, rows, tile.channel, x.k, scaled, [&] {
+          finish();
+          add_scaled(scaled, sums, (const float*)x.p.p[P::kSkipScale], tile, x.k, false);
+        });
+      } else {
+        multiply(0, steps);
+        const ThreadRows rows(tile.row + 64 * group, x.rows);
+        store_rows<typename Config::Steps, Element>(x.p.p, x.scalars, P::kY, rows, tile.channel, x.k, sums, finish);
+      }
     }
   }
 

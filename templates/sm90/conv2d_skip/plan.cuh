@@ -14,10 +14,12 @@ struct Conv2dSkipPlan {
   using Launch = typename Config::Launch;
   static constexpr int kN = Config::kN, kGroups = Config::kGroups;
   static constexpr int kRows = 64 * kGroups, kThreads = 128 * (kGroups + 1);
-  static constexpr int kK = 64, kRowBytes = kK * (int)sizeof(Element);  // channels of a step, 128 swizzled bytes
+  static constexpr int kRowBytes = 128, kK = kRowBytes / (int)sizeof(Element);  // swizzled bytes of a step, channels
+  static constexpr bool kScaled = sizeof(Element) == 1;  // the sums of both convolutions have scales
   static constexpr int kPixelBytes = kRows * kRowBytes, kSlotBytes = kPixelBytes + kN * kRowBytes;
   static_assert(kN % 32 == 0 && kN <= 256, "no such tile");
-  enum { kX = 0, kWeight = 1, kSkip = 2, kProjection = 3, kY = 4 };                        // Conv2dSkip.operands()
+  // Conv2dSkip.operands()
+  enum { kX = 0, kWeight = 1, kSkip = 2, kProjection = 3, kScale = 4, kSkipScale = 5, kY = kScaled ? 6 : 4 };
   static constexpr int kXMap = 0, kWeightMap = 128, kSkipMap = 256, kProjectionMap = 384;  // offsets in Params
 
   // An input: how its pixels follow from those of the output.
@@ -45,7 +47,9 @@ struct Conv2dSkipPlan {
   AT_DEVICE static void prepare(const Problem& a, at_prepared* out) {
     Params x{};
     const int64_t rows = (int64_t)a.n * a.p * a.q;
-    if (a.c % 8 || a.skip_c % 8 || a.k % 8) return refused(out, "c, skip_c and k must be multiples of 8");
+    constexpr int kGranule = 16 / (int)sizeof(Element);  // channels in 16 bytes, the unit of TMA's strides
+    if (a.c % kGranule || a.skip_c % kGranule || a.k % kGranule)
+      return refused(out, "c, skip_c and k must be multiples of 16 bytes");
     if (a.groups > 1) return refused(out, "groups must be 1");
     if (rows >= 1ll << 31) return refused(out, "there must be fewer than 2^31 pixels");
     const bool pointwise = a.r * a.s == 1 && a.stride_h * a.stride_w == 1 && a.pad_h + a.pad_w == 0;
@@ -121,7 +125,8 @@ struct Conv2dSkipPlan {
     }
   };
 
-  AT_DEVICE static int steps(const Params& x) { return x.r * x.s * x.x.chunks + x.skip.chunks; }
+  AT_DEVICE static int own_steps(const Params& x) { return x.r * x.s * x.x.chunks; }
+  AT_DEVICE static int steps(const Params& x) { return own_steps(x) + x.skip.chunks; }
 };
 
 }  // namespace at

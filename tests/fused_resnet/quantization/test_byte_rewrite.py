@@ -16,7 +16,7 @@ from torch import nn
 from tune_arguments import requested
 
 from autotune.families import Kernel, family, serving
-from autotune.ir import BYTE_PRECISIONS, S8
+from autotune.ir import BYTE_PRECISIONS, S8, Conv2dSkip
 from autotune.ir.epilogue_steps import define_step
 from autotune.runtime import (
     ExecutionContext,
@@ -161,6 +161,29 @@ def test_the_first_layers_also_run_with_their_cast(basic, empty_db):
     y = torch.full_like(context.template, float("nan"))
     context.run([x], [y], stream=0)
     assert_bytes_arithmetic(y, expected, model, x, precision)
+
+
+def test_the_ends_of_blocks_also_run_with_their_projections(basic, empty_db):
+    """Both convolutions add to one sum, which is rounded once."""
+    model, expected, precision = basic
+    x, scales = images(64, seed=9), calibrate(model, SEEN, bias_correction=False, precision=precision)
+    network = capture_bytes(model, tuple(x.shape), "f32", scales, BYTE_PRECISIONS[precision])
+    names = [one.name for one in network.alternatives if one.name.endswith(".projected")]
+    if precision == "fp8":
+        assert not names, "there is no kernel for it"
+        return
+    taken = dataclasses.replace(network, layers=network.layers_with(names), alternatives=())
+    projected = [layer for layer in taken.layers if isinstance(layer.problem, Conv2dSkip)]
+    assert len(projected) == len(names) > 0 and {layer.problem.dtype for layer in projected} == {"s8"}
+    assert {str(layer.problem.epilogue) for layer in projected} == {"bias,mul_scalar,relu"}
+    with reader(empty_db) as store:
+        plan = NetworkPlan(taken, module_state(model), store, CPU, graph=False)
+    context = ExecutionContext(plan, graph=False)
+    y = torch.full_like(context.template, float("nan"))
+    context.run([x], [y], stream=0)
+    exact = copy.deepcopy(model).double()(x.double())
+    cost = relative_error(expected, exact)
+    assert relative_error(y, exact) < 1.1 * cost and 0 < relative_error(y, expected) < cost
 
 
 @pytest.mark.compile

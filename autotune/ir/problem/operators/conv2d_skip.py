@@ -9,12 +9,16 @@ import torch
 import torch.nn.functional as F
 
 from autotune.core import ProblemError
+from autotune.ir.byte_formats import BYTE_FORMATS
 from autotune.ir.problem.base import Operand, Tensors
 from autotune.ir.problem.fields import Pair
 from autotune.ir.problem.images import as_nchw, as_nhwc
 from autotune.ir.problem.operators.convolution import Convolution
 from autotune.ir.problem.registry import register
 from autotune.ir.problem.window import output_extent
+
+SCALES = ("scale", "skip_scale")
+"""Operands of a problem in bytes: the scales of the sums of both convolutions."""
 
 
 @register
@@ -24,6 +28,9 @@ class Conv2dSkip(Convolution):
 
     skip (n, skip_h, skip_w, skip_c) is convolved with projection (k, skip_c, 1, 1) and the stride skip_stride. The
     convolution of x with weight is added before the first step. Neither convolution has groups.
+
+    In bytes the sums of each convolution have a scale of their own for each channel: those of the first are multiplied
+    by scale (k) and those of the second by skip_scale (k), both in float32, before they are added.
     """
 
     operator: ClassVar[str] = "conv2d_skip"
@@ -59,9 +66,14 @@ class Conv2dSkip(Convolution):
             self._weight,
             Operand("skip", "input", (self.n, self.skip_h, self.skip_w, self.skip_c), self.dtype),
             Operand("projection", "weight", (self.k, self.skip_c, 1, 1), self.dtype),
+            *(Operand(name, "vector", (self.k,), "f32") for name in SCALES if self.dtype in BYTE_FORMATS),
         )
 
     def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
         """Convolve both tensors and add."""
-        projected = F.conv2d(as_nchw(tensors["skip"]), tensors["projection"], None, self.skip_stride)
-        return self.convolve(tensors["x"], tensors["weight"]) + as_nhwc(projected)
+        product = self.convolve(tensors["x"], tensors["weight"])
+        projected = as_nhwc(F.conv2d(as_nchw(tensors["skip"]), tensors["projection"], None, self.skip_stride))
+        if self.dtype not in BYTE_FORMATS:
+            return product + projected
+        scale, skip_scale = (tensors[name].to(product.dtype) for name in SCALES)
+        return product * scale + projected * skip_scale
