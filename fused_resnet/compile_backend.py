@@ -54,8 +54,9 @@ class CompileOptions:
         calibration: For "int8" and "fp8": the scales that fused_resnet.quantization.calibrate returned.
         graph: On a GPU, replay the network as a CUDA graph.
         direct_gradients: On a GPU, let the backward pass of a small training step store the gradients of parameters
-            itself, which saves the host autograd's work for each parameter. torch.autograd.grad then does not find
-            these parameters. A step whose parameters have hooks, or of DistributedDataParallel, runs without it.
+            itself, which saves the host autograd's work for each parameter. torch.autograd.grad and
+            backward(inputs=...) then do not find these parameters, and hooks on their AccumulateGrad nodes do not run.
+            A step whose parameters have hooks, or of DistributedDataParallel, runs without it.
         plans: Number of plans to keep, one for each input shape and, on a GPU, stream.
         trusted_keys: Public keys, one of which must have signed the database.
     """

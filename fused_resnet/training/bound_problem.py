@@ -134,7 +134,7 @@ def counted_calls() -> Iterator[Counter[Key]]:
     try:
         yield calls
     finally:
-        _counters.remove(calls)
+        _counters[:] = [one for one in _counters if one is not calls]
 
 
 def exchange(key: Key, other: BoundProblem) -> BoundProblem:

@@ -25,7 +25,7 @@ _WHERE, _THRESHOLD = torch.ops.aten.where.self, torch.ops.aten.threshold_backwar
 MASKS = (_WHERE, _THRESHOLD)
 """The operators that compute a ReLU's gradient: where(y <= 0, 0, dy) for Inductor, and threshold_backward(dy, y, 0)."""
 _RELU = torch.ops.aten.relu.default
-_FLOAT32 = torch.ops.prims.convert_element_type.default
+_CONVERT = torch.ops.prims.convert_element_type.default
 
 
 class ReluFusion:
@@ -52,7 +52,7 @@ class ReluFusion:
             return False
         graph, database = node.graph, self._winners.database
         with graph.inserting_before(node):
-            vectors = [call(graph, _FLOAT32, (vector, torch.float32)) for vector in more]
+            vectors = [call(graph, _CONVERT, (vector, torch.float32)) for vector in more]
             y = convolve(graph, self._layouts, problem, [*one.operands, *vectors], database, layout)
         relu.replace_all_uses_with(y)
         graph.erase_node(relu)

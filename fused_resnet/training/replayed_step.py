@@ -104,7 +104,6 @@ class ReplayedStep:
     def __init__(self, compiled: Callable[..., Any], count: int, passes: StepPasses, *, direct: bool = False) -> None:
         self._compiled, self._count, self._passes, self._is_direct = compiled, count, passes, direct
         self._recorded: _Recorded | None = None
-        self._trunk = torch.empty(0, requires_grad=True)  # gives the results of a direct step a gradient
 
     def __call__(self, *arguments: torch.Tensor) -> Any:
         """Run the forward pass; autograd runs the backward pass.
@@ -115,7 +114,7 @@ class ReplayedStep:
         if (forward := self._passes.forward) and _saved_tensors_hooks(True) is None and not _is_transformed():
             with forward.lock:
                 if self._recorded is None or self._recorded.recording is not forward.recording:
-                    self._recorded = _recorded(self._passes, arguments if self._is_direct else (), self._count)
+                    self._recorded = _recorded(self._passes, self._count, arguments if self._is_direct else ())
                 if self._recorded and self._recorded.recording.is_ready(arguments):
                     results = self._run(self._recorded, arguments)
                     if changed := self._recorded.form.changed:
@@ -126,14 +125,14 @@ class ReplayedStep:
     def _run(self, step: _Recorded, arguments: Sequence[torch.Tensor]) -> Any:
         """Run the forward pass.
 
-        The gradients of parameters go through autograd where a hook is to see one. The hooks of DistributedDataParallel
-        are not visible.
+        The gradients of parameters go through autograd where a hook is to see one, or a parameter is no leaf. The hooks
+        of DistributedDataParallel are not visible.
         """
         parameters = [arguments[i] for i in step.own]
-        hooks = [one._backward_hooks or one._post_accumulate_grad_hooks for one in parameters]
+        hooks = [one._backward_hooks or one._post_accumulate_grad_hooks or not one.is_leaf for one in parameters]
         if not parameters or any(hooks) or DistributedDataParallel._active_ddp_module is not None:
             return _run(step, arguments, [], *arguments)
-        return _run(step, arguments, parameters, self._trunk, *[arguments[i] for i in step.others])
+        return _run(step, arguments, parameters, step.trunk, *[arguments[i] for i in step.others])
 
 
 @dataclass(frozen=True)
@@ -147,6 +146,7 @@ class _Recorded:
         token: As in Recorder.
         own: Positions of the parameters whose gradients the backward pass stores itself, and of their gradients.
         others: Positions of the other arguments.
+        trunk: A leaf on the step's device, from which the results have their gradient in place of the parameters.
     """
 
     recording: Recording
@@ -155,15 +155,16 @@ class _Recorded:
     token: torch.Tensor
     own: list[int]
     others: list[int]
+    trunk: torch.Tensor
 
 
-def _recorded(passes: StepPasses, direct: Sequence[torch.Tensor], count: int) -> _Recorded | None:
+def _recorded(passes: StepPasses, count: int, arguments: Sequence[torch.Tensor]) -> _Recorded | None:
     """Return a step whose arguments all have a gradient; None if it is not plain, or not recorded.
 
     Args:
         passes: Its passes.
-        direct: The arguments, if the backward pass is to store the gradients of parameters.
         count: Number of the arguments.
+        arguments: The arguments, if the backward pass is to store the gradients of parameters; otherwise none.
     """
     first, second, form = passes.forward, passes.backward, passes.form
     if first is None or second is None or form is None or first.recording is None or second.recording is None:
@@ -172,16 +173,18 @@ def _recorded(passes: StepPasses, direct: Sequence[torch.Tensor], count: int) ->
     is_whole = len(first.recording.fixed) + len(first.recording.buffers) == count == len(second.recording.results)
     if not is_whole or first.recording.copied[: len(results)] != results:
         return None
-    own = [i for i, one in enumerate(direct) if _is_like(second.recording.results[i], one)]
+    own = [i for i, one in enumerate(arguments) if _can_be_stored(second.recording.results[i], one)]
     others = [i for i in range(count) if i not in own]
-    return _Recorded(first.recording, second, form, first.token, own, others)
+    trunk = torch.empty(0, device=first.recording.results[0].device, requires_grad=True)
+    return _Recorded(first.recording, second, form, first.token, own, others, trunk)
 
 
-def _is_like(gradient: object, argument: torch.Tensor) -> bool:
-    """Return whether an argument is a parameter, and its gradient has the strides that autograd would give it."""
+def _can_be_stored(gradient: object, argument: torch.Tensor) -> bool:
+    """Return whether an argument is a parameter, and autograd would store its gradient as it is."""
     if type(argument) is not nn.Parameter or not isinstance(gradient, torch.Tensor):
         return False
-    return gradient.stride() == argument.stride()
+    wanted = getattr(argument, "grad_dtype", None) or argument.dtype  # an attribute since torch 2.10
+    return (gradient.stride(), gradient.dtype) == (argument.stride(), wanted)
 
 
 class _Step(torch.autograd.Function):
@@ -205,8 +208,17 @@ class _Step(torch.autograd.Function):
         return tuple(recording.results[i].clone() for i in range(step.form.num_results))
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        if ctx.parameters and torch.is_grad_enabled():
+            raise RuntimeError(
+                "gradients that a step stores itself have no graph for create_graph=True: compile the model without "
+                "direct_gradients"
+            )
+        return _Step._gradients(ctx, *gradients)
+
+    @staticmethod
+    @once_differentiable
+    def _gradients(ctx: Any, *gradients: torch.Tensor) -> Any:
         _ = ctx.saved_tensors  # raises where autograd has released them
         step: _Recorded = ctx.step
         kept: list[torch.Tensor] = ctx.kept
@@ -225,7 +237,10 @@ class _Step(torch.autograd.Function):
             found = step.backward([*saved[step.form.num_results :], *by_results])
         if not ctx.parameters:
             return None, None, None, *found
-        _accumulate(ctx.parameters, [found[i] for i in step.own], saved)
+        # Neither torch.autograd.grad nor backward(inputs=...) runs the trunk's node; these store no gradient.
+        if torch._C._will_engine_execute_node(ctx.next_functions[0][0]):
+            with step.backward.lock:
+                _accumulate(ctx.parameters, [found[i] for i in step.own], saved)
         return None, None, None, None, *[found[i] for i in step.others]
 
 
@@ -241,7 +256,11 @@ def _accumulate(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Te
     theirs = set(map(id, saved))
     held, new = [], []
     for parameter, gradient in zip(parameters, gradients, strict=True):
-        if (before := parameter.grad) is not None:
+        if not parameter.requires_grad:  # any more
+            continue
+        if (before := parameter.grad) is not None and before.layout != torch.strided:
+            parameter.grad = gradient + before
+        elif before is not None:
             held.append(before)
             new.append(gradient)
         elif id(gradient) in theirs:

@@ -16,6 +16,9 @@ from autotune.runtime import Candidate, candidate
 if TYPE_CHECKING:
     from tuning_db.protocols import Database, Device
 
+CLOSE = 1.25
+"""How much slower alone than the fastest kernel one may be that is the fastest inside a step."""
+
 _OF_A_STEP = ("step", "training")
 """The property of the key of a step's plan."""
 
@@ -29,8 +32,9 @@ def step_key(model: str, batch: int, dtype: str, problems: Iterable[Problem]) ->
         dtype: Dtype of the products.
         problems: The problems of the step.
     """
+    name = "_".join(model.split())  # a key's words are separated by spaces
     digest = hashlib.sha256("\n".join(sorted(map(str, problems))).encode()).hexdigest()[:12]
-    return NetworkKey(model, batch, (("dtype", dtype), _OF_A_STEP), digest)
+    return NetworkKey(name, batch, (("dtype", dtype), _OF_A_STEP), digest)
 
 
 def planned_kernels(store: Database, device: Device) -> Mapping[str, Candidate]:

@@ -280,8 +280,8 @@ class _NormNotes(TorchFunctionMode):
                 self._open[id(result)] = first, result
             else:
                 self._note_readers(found)
-        elif func in RELUS and id(args[0]) in self._open:
-            norm, _ = self._open.pop(id(args[0]))
+        elif func in RELUS and id(argument := args[0] if args else kwargs["input"]) in self._open:
+            norm, _ = self._open.pop(id(argument))
             norm.relu = JOINED_RELU if norm.is_joined else OWN_RELU
             self._active[id(result)] = norm, result
         elif isinstance(result, torch.Tensor) and func not in READERS:
@@ -325,12 +325,21 @@ class _NormNotes(TorchFunctionMode):
 
 
 @dataclass(eq=False)
+class _CalledConvolution:
+    """A call of a convolution: its result, its path, its problem with a ReLU, and how often the result is read."""
+
+    result: torch.Tensor
+    path: str
+    with_relu: Problem | None
+    reads: int = 0
+
+
+@dataclass(eq=False)
 class _CalledRelu:
     """A call of a ReLU that is not a batch norm's, and what computes its argument and reads its result."""
 
     result: torch.Tensor
-    fused: Problem | None = None  # with the convolution in front of it
-    path: str = ""  # of that convolution
+    convolution: _CalledConvolution | None = None
     readers: list[tuple[str, Convolution | None]] = field(default_factory=list)  # None for what is no convolution
 
 
@@ -345,25 +354,25 @@ class _ReluNotes(TorchFunctionMode):
     def __init__(self, notes: _Notes, norms: _NormNotes) -> None:
         super().__init__()
         self._notes, self._norms = notes, norms
-        self._convolved: dict[int, tuple[str, Convolution, bool, torch.Tensor]] = {}  # by the id of a result
+        self._convolved: dict[int, _CalledConvolution] = {}  # by the id of the result
         self._relus: dict[int, _CalledRelu] = {}  # likewise
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if not isinstance(result, torch.Tensor):
-            return result
-        convolution, has_bias = self._notes.forward or (None, False)
-        for one in tree_leaves((args, kwargs)):
+        problem, has_bias = self._notes.forward or (None, False)
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        for one in given:
             if id(one) in self._relus:
-                self._relus[id(one)].readers.append((self._notes.path, convolution))
-        if convolution:
-            self._convolved[id(result)] = self._notes.path, convolution, has_bias, result
+                self._relus[id(one)].readers.append((self._notes.path, problem))
+            if id(one) in self._convolved:
+                self._convolved[id(one)].reads += 1
+        if problem:
+            self._convolved[id(result)] = _CalledConvolution(result, self._notes.path, with_relu(problem, has_bias))
         elif func in RELUS and not self._norms.has_relu(result):
-            called = self._relus[id(result)] = _CalledRelu(result)
-            if id(args[0]) in self._convolved:
-                called.path, computed_by, has_bias, _ = self._convolved[id(args[0])]
-                called.fused = with_relu(computed_by, has_bias)
+            # Of a ReLU in place, what reads the result later does not read the convolution.
+            found = self._convolved.pop if given[0] is result else self._convolved.get
+            self._relus[id(result)] = _CalledRelu(result, found(id(given[0]), None))
         return result
 
     def fused(self) -> dict[str, Problem]:
@@ -371,7 +380,8 @@ class _ReluNotes(TorchFunctionMode):
 
         def found() -> Iterator[tuple[str, Problem | None]]:
             for one in self._relus.values():
-                yield f"{one.path or 'convolution'} with its ReLU", one.fused
+                if (made := one.convolution) and made.reads == 1:
+                    yield f"{made.path or 'convolution'} with its ReLU", made.with_relu
                 if len(one.readers) == 1 and (reader := one.readers[0][1]):
                     yield f"{one.readers[0][0] or 'convolution'} by input with the ReLU's mask", with_mask(reader)
 

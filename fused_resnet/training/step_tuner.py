@@ -25,12 +25,13 @@ from autotune.runtime import Candidate, candidate
 from autotune.runtime.engine import EngineError
 from fused_resnet.training.bound_problem import BoundProblem, Key, bound, counted_calls, exchange, parsed
 from fused_resnet.training.compile import trainable
+from fused_resnet.training.step_plans import CLOSE
 from fused_resnet.training.winners import Winners, layout_of
 from tuning_db import Store
 from tuning_db.schema import Device, PlanRow
 
-ALTERNATIVES, CLOSE = 2, 1.25
-"""Most kernels that are tried in place of one, and how much slower alone they may be than the fastest."""
+ALTERNATIVES = 2
+"""Most kernels that are tried in place of one."""
 ROUNDS, FINAL_ROUNDS = 9, 21
 """Interleaved rounds that compare two steps, and those of the last comparison, whose times are recorded."""
 _WARM_UPS = 2  # runs before a CUDA graph is captured
@@ -93,6 +94,7 @@ class StepTimer:
 
 def tune_step_plan(
     store: Store,
+    location: str,
     row: Device,
     trained: TrainedModule,
     key: NetworkKey,
@@ -103,6 +105,7 @@ def tune_step_plan(
 
     Args:
         store: The database with the measurements of all problems.
+        location: Its path or URL.
         row: The device.
         trained: The module.
         key: The key of the plan.
@@ -110,16 +113,43 @@ def tune_step_plan(
         timer: Makes the samplers; one of the module's GPU by default.
 
     Returns:
-        The recorded plan, whose `details["alone_us"]` is the time of the step with the kernels that are the fastest
-        alone, or with those of the plan before. None if no kernel of ours runs in the step.
+        The plan, whose `details["alone_us"]` is the time of the step with the kernels that are the fastest alone. An
+        older plan that was faster stays. None if no kernel of ours runs in the step.
     """
-    winners = Winners(store.name)
+    winners = Winners(location, uses_plans=False)
     step = _Step(trained, winners)
     if not step.calls:
         return None
-    timer = timer or StepTimer(trained.device)
-    start = step.kernels()
-    first = now = timer.sampler(step, list(start.values()))
+    chosen = step.kernels()
+    try:
+        first_us, settled_us = _settled(step, timer or StepTimer(trained.device), winners, until)
+        if settled_us is not first_us:
+            chosen = step.kernels()
+    finally:  # what is compiled later in this process runs the chosen ones
+        for at, kernel in chosen.items():
+            exchange(at, kernel)
+    settled, older = timed(settled_us), store.plan(row, str(key))
+    if older and older.median_us < (settled.median_us or inf):
+        return older
+    entries = [_entry(store, row, at[0], kernel.candidate) for at, kernel in chosen.items()]
+    return store.replace_plan(
+        older,
+        device_id=row.id,
+        network=str(key),
+        median_us=settled.median_us,
+        spread_us=settled.spread_us,
+        choices=[entry for entry in entries if entry],
+        details={"alone_us": timed(first_us).median_us, "samples_us": settled.samples_us, "alternatives": []},
+    )
+
+
+def _settled(step: _Step, timer: StepTimer, winners: Winners, until: Deadline) -> tuple[list[float], list[float]]:
+    """Exchange kernels as long as that makes a step faster.
+
+    Returns:
+        Samples of the step as it was and as it is now; the same list if it is not faster.
+    """
+    first = now = timer.sampler(step, list(step.kernels().values()))
     for at, other in _moves(step, winners, until):
         before = exchange(at, other)
         tried = timer.sampler(step, list(step.kernels().values()))
@@ -128,21 +158,7 @@ def tune_step_plan(
         else:
             exchange(at, before)
     first_us, *others = interleave([first] if now is first else [first, now], FINAL_ROUNDS).samples
-    settled_us = next((one for one in others if _is_shorter(one, first_us)), first_us)
-    if settled_us is first_us:
-        for at, kernel in start.items():
-            exchange(at, kernel)
-    entries = [_entry(store, row, at[0], kernel.candidate) for at, kernel in step.kernels().items()]
-    settled = timed(settled_us)
-    return store.replace_plan(
-        store.plan(row, str(key)),
-        device_id=row.id,
-        network=str(key),
-        median_us=settled.median_us,
-        spread_us=settled.spread_us,
-        choices=[entry for entry in entries if entry],
-        details={"alone_us": timed(first_us).median_us, "samples_us": settled.samples_us, "alternatives": []},
-    )
+    return first_us, next((one for one in others if _is_shorter(one, first_us)), first_us)
 
 
 def _moves(step: _Step, winners: Winners, until: Deadline) -> Iterator[tuple[Key, BoundProblem]]:

@@ -13,7 +13,7 @@ from autotune.ir import Conv2dWgrad, Convolution, Elementwise, Epilogue, Problem
 from autotune.libraries import aten, cudnn_names
 from autotune.runtime import Candidate, KernelChoice, choices, usable_devices
 from fused_resnet.training.forms import Form, all_forms, forms
-from fused_resnet.training.step_plans import planned_kernels
+from fused_resnet.training.step_plans import CLOSE, planned_kernels
 from tuning_db import reader
 from tuning_db.location import file_of, is_address
 
@@ -31,15 +31,17 @@ class Solution:
 class Winners:
     """The kernels of ours and plans of cuDNN that a database knows to be faster than torch's operators.
 
-    The kernel that the plan of a step names for a problem comes before those that are faster alone.
+    The kernel that the plan of a step names for a problem comes before those that are faster alone, unless it is far
+    slower than these.
 
     Args:
         database: Path or URL of the database.
         trusted_keys: Public keys, one of which must have signed it.
+        uses_plans: Whether the plans of steps count.
     """
 
-    def __init__(self, database: str, trusted_keys: Sequence[PublicKey] = ()) -> None:
-        self.database, self._trusted_keys = database, tuple(trusted_keys)
+    def __init__(self, database: str, trusted_keys: Sequence[PublicKey] = (), *, uses_plans: bool = True) -> None:
+        self.database, self._trusted_keys, self._uses_plans = database, tuple(trusted_keys), uses_plans
         self._solutions: dict[tuple[str, torch.device], tuple[Solution, ...]] = {}
         self._planned: dict[torch.device, Mapping[str, Candidate]] = {}
 
@@ -102,13 +104,16 @@ class Winners:
 
     def _ranked(self, problem: Convolution, device: torch.device) -> tuple[Solution, ...]:
         limit = self._us_to_beat(problem, device)
-        kernels = [
-            (not self._is_planned(form.problem, choice, device), choice.expected_us or inf, form, choice.candidate)
+        found = [
+            (form, choice, choice.expected_us or inf)
             for form in forms(problem)
             for choice in self.kernels(form.problem, device)
         ]
-        ranked = sorted(kernels, key=lambda kernel: kernel[:2])
-        return tuple(dict.fromkeys(Solution(form, layout_of(one)) for _, us, form, one in ranked if us < limit))
+        close_us = CLOSE * min((us for *_, us in found), default=inf)
+        ranked = sorted(
+            found, key=lambda one: (one[2] > close_us or not self._is_planned(one[0].problem, one[1], device), one[2])
+        )
+        return tuple(dict.fromkeys(Solution(form, layout_of(one.candidate)) for form, one, us in ranked if us < limit))
 
     def _us_to_beat(self, problem: Convolution, device: torch.device) -> float:
         """Return the time that a kernel must beat: of torch's operator; 0 if that is not known.
@@ -136,7 +141,12 @@ class Winners:
         with reader(self.database, self._trusted_keys) as store:
             found = [choice for choice in choices(store, problem, device) if choice.source.startswith("tuned")]
         solvers = [choice for choice in found if _is_solver(choice.candidate)]
-        return sorted(solvers, key=lambda choice: not self._is_planned(problem, choice, device))
+        close_us = CLOSE * min((one.expected_us or inf for one in solvers), default=inf)
+
+        def comes_later(choice: KernelChoice) -> bool:
+            return (choice.expected_us or inf) > close_us or not self._is_planned(problem, choice, device)
+
+        return sorted(solvers, key=comes_later)
 
     def choice(self, problem: Problem, device: torch.device, layout: str = "") -> KernelChoice | None:
         """Return the fastest kernel for a problem, with its time; raises as `solutions` does.
@@ -168,6 +178,8 @@ class Winners:
             ]
 
     def _is_planned(self, problem: Problem, choice: KernelChoice, device: torch.device) -> bool:
+        if not self._uses_plans:
+            return False
         if device not in self._planned:
             with reader(self.database, self._trusted_keys) as store:
                 row = next((row for row, _ in usable_devices(store, device)), None)

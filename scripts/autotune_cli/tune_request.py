@@ -23,12 +23,14 @@ class StepRequest(TuneRequest):
     Attributes:
         model: The model.
         batch: Batch size.
-        dtype: Dtype of the products: "f16", "bf16" or "f32".
+        dtype: Dtype of the tensors that are multiplied: "f16", "bf16" or "f32".
+        precision: "tf32" for products in TF32; None otherwise.
     """
 
     model: models.Model
     batch: int
     dtype: str
+    precision: str | None
 
 
 def num_requests(args: argparse.Namespace) -> int:
@@ -82,7 +84,7 @@ def tune_requests(
             title = f"{model.name}, training step at batch {batch}, {dtype}{suffix}"
             named = [(name + ending, problem) for name, problem in step.items()]
             made = vars(step_request(model.name, title, named, arch))
-            requests.append(StepRequest(**made, model=model, batch=batch, dtype=dtype))
+            requests.append(StepRequest(**made, model=model, batch=batch, dtype=dtype, precision=args.precision))
             continue
         network = model.network(batch, dtype, args.precision)
         title = f"{model.name}, batch {batch}, {dtype}{suffix}"

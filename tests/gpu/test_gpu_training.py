@@ -72,7 +72,7 @@ def test_a_steps_plan_runs_and_is_as_exact(database):
     key = step_key("Small", len(x), "f16", step_problems(network, [x], DTYPE).to_tune().values())
     with Store.create(database) as store:
         row = store.device(device_name(x.device))
-        plan = tune_step_plan(store, row, TrainedModule(copy.deepcopy(network), (x,), DTYPE), key)
+        plan = tune_step_plan(store, database, row, TrainedModule(copy.deepcopy(network), (x,), DTYPE), key)
         assert plan.choices and set(planned_kernels(store, row)) == {one["layer"] for one in plan.choices}
     torch._dynamo.reset()
     compiled = torch.compile(network, backend=autotune, dynamic=False, options={"tuning_db": database})

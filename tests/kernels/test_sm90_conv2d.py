@@ -34,8 +34,9 @@ CASES = {
     ),
     "resident weights": (
         {"weights": "resident", "tile_n": 64},
-        "conv2d n=5 h=7 w=9 c=72 k=104 r=3 s=1 pad=1,0 dilation=2,1 dtype=f16 epilogue=relu_mask",
+        "conv2d n=5 h=7 w=9 c=72 k=104 r=3 s=1 pad=1,0 dilation=2,1 dtype=f16 epilogue=add,relu",
     ),
+    "a mask": ({"tile_n": 64}, "conv2d n=3 h=9 w=7 c=72 k=72 r=3 s=3 pad=1 dtype=f16 epilogue=relu_mask"),
     "groups, shared loads": (
         {"tile_m": 128, "groups": 2, "cluster_m": 2, "cluster_n": 2},
         "conv2d n=3 h=9 w=7 c=192 k=192 r=3 s=3 pad=1 groups=3 dtype=f16 epilogue=bias,add,relu",

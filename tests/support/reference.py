@@ -101,7 +101,7 @@ MEANINGS: dict[str, tuple[tuple[str, ...], Callable[..., torch.Tensor]]] = {
     "gelu_tanh": ((), lambda v: v * sigmoid(2 * cubic(v))),
     "sub": (("sub",), lambda v, t: v - t),
     "mul": (("mul",), lambda v, t: v * t),
-    "relu_mask": (("relu_mask",), lambda v, t: torch.where(t > 0, v, 0)),
+    "relu_mask": (("relu_mask",), lambda v, t: torch.where(t <= 0, 0, v)),
     "prelu": (("prelu",), lambda v, slope: torch.where(v > 0, v, slope * v)),
     "elu": ((SCALAR, SCALAR), lambda v, alpha, rate: torch.where(v > 0, v, alpha * (torch.exp(rate * v) - 1))),
     "softplus": (

@@ -337,6 +337,34 @@ def a_parameter_is_used_beside_the_step(steps):
         steps.check()
 
 
+def gradients_by_other_tensors_store_none(steps):
+    for _ in range(3):
+        steps.step()
+    scale = torch.ones(3, 1, 1, requires_grad=True, device=steps.device)
+    for ask in (
+        lambda loss: torch.autograd.grad(loss, scale),
+        lambda loss: loss.backward(inputs=[scale]),
+        lambda loss: torch.autograd.grad(loss, scale),
+    ):
+        steps.network.zero_grad()
+        scale.grad = None
+        ask(steps.loss_of(steps.compiled, steps.batch() * scale))
+        assert all(one.grad is None for one in steps.network.parameters())
+
+
+def stored_gradients_have_any_form(steps):
+    for _ in range(3):
+        steps.step()
+    steps.network.zero_grad()
+    steps.exact.zero_grad()
+    steps.network.shift.grad = torch.zeros_like(steps.network.shift).to_sparse()
+    steps.network.head.weight.grad = torch.zeros_like(steps.network.head.weight)
+    x = steps.batch()
+    for call in (steps.compiled, steps.exact):
+        steps.loss_of(call, x).backward()
+    steps.check()
+
+
 def equal_gradients_are_two_tensors(steps):
     for _ in range(4):
         steps.step()
@@ -377,6 +405,8 @@ SITUATIONS = [
     forward_passes_are_checkpointed,
     parameters_have_hooks,
     a_parameter_is_used_beside_the_step,
+    gradients_by_other_tensors_store_none,
+    stored_gradients_have_any_form,
     equal_gradients_are_two_tensors,
     the_input_has_a_gradient,
 ]

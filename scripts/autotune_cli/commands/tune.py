@@ -66,6 +66,7 @@ from autotune_cli.tune_progress import LiveProgress
 from autotune_cli.tune_request import StepRequest, num_requests, tune_requests
 from fused_resnet.model_source import PRECISIONS
 from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS
+from fused_resnet.training.compile import why_not_compiled
 from tuning_db import DatabaseError, Store, shipped_databases
 from tuning_db.location import Location, file_of, is_address
 from tuning_db.postgres_backend import name_of
@@ -268,8 +269,7 @@ def _tune_group(
     with ExitStack() as stack:
         workers = [stack.enter_context(worker) for worker in group.workers(timing, deadline)]
         requests = tune_requests(args, bench.arch, lambda: stack.enter_context(start_in_background(workers)))
-        steps = [one for one in requests if isinstance(one, StepRequest) and bench.device and found.are_here]
-        steps = steps if bench.arch.is_cuda else []  # on a CPU little depends on what runs before a kernel
+        steps = _settled_steps(requests, bench, found)
         options = _options(args, bench, found)
         path = args.db or Path("tuning_db") / f"{requests[0].name}_{bench.arch.name}.db"
         others = shipped_databases() if args.from_db is None else _files(args.from_db)
@@ -284,8 +284,19 @@ def _tune_group(
     if not code and steps:
         with Store.create(path) as store:
             for left, step in zip(range(len(steps), 0, -1), steps, strict=True):
-                step_plan.settle(Console(), store, step, torch.device(bench.device or ""), deadline.share(1 / left))
+                device = torch.device(bench.device or "")
+                step_plan.settle(Console(), store, str(path), step, device, deadline.share(1 / left))
     return code
+
+
+def _settled_steps(requests: Sequence[TuneRequest], bench: Bench, found: Machines) -> list[StepRequest]:
+    """Return the training steps whose kernels are chosen in the whole step, on a GPU of this machine.
+
+    On a CPU little depends on what runs before a kernel.
+    """
+    if not (bench.device and bench.arch.is_cuda and found.are_here) or why_not_compiled(torch.device(bench.device)):
+        return []
+    return [one for one in requests if isinstance(one, StepRequest)]
 
 
 def _files(databases: Sequence[Location]) -> list[Path]:

@@ -89,6 +89,20 @@ def test_the_problems_are_known_by_the_names_of_their_layers():
     }
 
 
+def test_what_others_read_has_no_such_problems():
+    class Read(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 8, 3)
+
+        def forward(self, x):
+            y = self.first(x)
+            z = torch.relu(input=y)
+            return self.second(z).mean() + z.chunk(2, 1)[0].mean() + y.mean()
+
+    assert not step_problems(Read().train(), [images()]).with_relus
+
+
 def test_a_relu_behind_a_batch_norm_belongs_to_that():
     network = nn.Sequential(nn.Conv2d(3, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3))
     assert not step_problems(network.train(), [images()]).with_relus

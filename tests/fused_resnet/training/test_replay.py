@@ -60,6 +60,19 @@ def test_a_step_that_stores_gradients_itself_asks_autograd_for_none():
     steps.step()
 
 
+def test_a_step_that_stores_gradients_itself_makes_no_graph_of_them_and_heeds_requires_grad():
+    steps = replayed_steps.Steps(torch.device("cpu"), record_again, direct=True)
+    for _ in range(3):
+        steps.step()
+    steps.network.zero_grad()
+    with pytest.raises(RuntimeError, match="create_graph=True"):
+        steps.loss_of(steps.compiled, steps.batch()).backward(create_graph=True)
+    loss = steps.loss_of(steps.compiled, steps.batch())
+    steps.network.shift.requires_grad_(False)
+    loss.backward()
+    assert steps.network.shift.grad is None and steps.network.other_shift.grad is not None
+
+
 def test_a_pass_that_cannot_be_recorded_runs_as_it_is():
     def refuse(*_):
         raise RuntimeError("operation not permitted when stream is capturing")

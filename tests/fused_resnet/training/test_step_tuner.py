@@ -14,7 +14,7 @@ from torch import nn
 from training_networks import relative_error
 
 from autotune.core import Deadline
-from autotune.ir import parse
+from autotune.ir import NetworkKey, parse
 from fused_resnet.training import Winners, step_problems
 from fused_resnet.training.bound_problem import bound, counted_calls
 from fused_resnet.training.step_plans import planned_kernels, step_key
@@ -83,7 +83,7 @@ def tuned(path, timer, until=None):
     with Store.create(path) as store:
         (row,) = store.devices()
         given = {} if until is None else {"until": until}
-        return tune_step_plan(store, row, TrainedModule(network(), (images(),)), key, timer=timer, **given)
+        return tune_step_plan(store, path, row, TrainedModule(network(), (images(),)), key, timer=timer, **given)
 
 
 def test_a_kernel_that_makes_the_step_faster_is_the_one_that_runs(database, tmp_path):
@@ -119,6 +119,35 @@ def test_without_a_faster_kernel_the_plan_has_those_that_are_the_fastest_alone(d
         assert planned_kernels(store, row)[str(FORWARD)] == first
 
 
+def test_a_planned_kernel_that_is_far_slower_alone_by_now_does_not_run(database):
+    wanted = another_kernel(database)
+    tuned(database, GivenTimes(wanted))
+    with closing(sqlite3.connect(database)) as connection:
+        names = "SELECT id FROM kernel WHERE config = ? AND family LIKE 'cpu_%'"
+        connection.execute(f"UPDATE measurement SET median_us = 20 WHERE kernel_id IN ({names})", [wanted.config])
+        connection.commit()
+    renew_digests(database)
+    assert Winners(database).choice(FORWARD, CPU).candidate != wanted
+
+
+def test_kernels_that_were_tried_do_not_stay(database):
+    class Ending(GivenTimes):
+        def sampler(self, step, kernels):
+            if self.steps:
+                raise torch.OutOfMemoryError("out of memory")
+            return super().sampler(step, kernels)
+
+    with counted_calls() as calls, pytest.raises(torch.OutOfMemoryError):
+        tuned(database, Ending())
+    (forward,) = [at for at in calls if at[0] == str(FORWARD)]
+    assert bound(*forward).candidate == Winners(database).choice(FORWARD, CPU).candidate
+
+
+def test_a_model_may_have_a_name_of_several_words():
+    key = step_key("my net", 2, "f32", [FORWARD])
+    assert NetworkKey.parse(str(key)) == key
+
+
 def test_an_ended_deadline_keeps_the_kernels(database):
     wanted = another_kernel(database)
     timer = GivenTimes(wanted)
@@ -130,5 +159,5 @@ def test_a_step_without_kernels_has_no_plan(database):
     with Store.create(database) as store:
         (row,) = store.devices()
         other = TrainedModule(nn.Sequential(nn.Linear(8, 4)).train(), (torch.randn(2, 8),))
-        assert tune_step_plan(store, row, other, step_key("other", 2, "f32", []), timer=GivenTimes()) is None
+        assert tune_step_plan(store, database, row, other, step_key("other", 2, "f32", []), timer=GivenTimes()) is None
         assert not store.plans()
