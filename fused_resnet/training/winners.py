@@ -104,16 +104,15 @@ class Winners:
 
     def _ranked(self, problem: Convolution, device: torch.device) -> tuple[Solution, ...]:
         limit = self._us_to_beat(problem, device)
-        found = [
-            (form, choice, choice.expected_us or inf)
-            for form in forms(problem)
-            for choice in self.kernels(form.problem, device)
-        ]
-        close_us = CLOSE * min((us for *_, us in found), default=inf)
-        ranked = sorted(
-            found, key=lambda one: (one[2] > close_us or not self._is_planned(one[0].problem, one[1], device), one[2])
-        )
-        return tuple(dict.fromkeys(Solution(form, layout_of(one.candidate)) for form, one, us in ranked if us < limit))
+        found = [(form, choice) for form in forms(problem) for choice in self.kernels(form.problem, device)]
+        close_us = _close_us([choice for _, choice in found])
+
+        def place(kernel: tuple[Form, KernelChoice]) -> tuple[bool, float]:
+            form, choice = kernel
+            return not self._is_planned(form.problem, choice, close_us, device), choice.expected_us or inf
+
+        ranked = [(form, one) for form, one in sorted(found, key=place) if (one.expected_us or inf) < limit]
+        return tuple(dict.fromkeys(Solution(form, layout_of(one.candidate)) for form, one in ranked))
 
     def _us_to_beat(self, problem: Convolution, device: torch.device) -> float:
         """Return the time that a kernel must beat: of torch's operator; 0 if that is not known.
@@ -141,12 +140,8 @@ class Winners:
         with reader(self.database, self._trusted_keys) as store:
             found = [choice for choice in choices(store, problem, device) if choice.source.startswith("tuned")]
         solvers = [choice for choice in found if _is_solver(choice.candidate)]
-        close_us = CLOSE * min((one.expected_us or inf for one in solvers), default=inf)
-
-        def comes_later(choice: KernelChoice) -> bool:
-            return (choice.expected_us or inf) > close_us or not self._is_planned(problem, choice, device)
-
-        return sorted(solvers, key=comes_later)
+        close_us = _close_us(solvers)
+        return sorted(solvers, key=lambda one: not self._is_planned(problem, one, close_us, device))
 
     def choice(self, problem: Problem, device: torch.device, layout: str = "") -> KernelChoice | None:
         """Return the fastest kernel for a problem, with its time; raises as `solutions` does.
@@ -177,8 +172,9 @@ class Winners:
                 for row, _ in usable_devices(store, device)
             ]
 
-    def _is_planned(self, problem: Problem, choice: KernelChoice, device: torch.device) -> bool:
-        if not self._uses_plans:
+    def _is_planned(self, problem: Problem, choice: KernelChoice, close_us: float, device: torch.device) -> bool:
+        """Return whether the plan of a step names a kernel that takes at most `close_us` alone."""
+        if not self._uses_plans or (choice.expected_us or inf) > close_us:
             return False
         if device not in self._planned:
             with reader(self.database, self._trusted_keys) as store:
@@ -192,6 +188,11 @@ class Winners:
             return None
         status = file_of(self.database).stat()
         return f"{self.database} {status.st_size} {status.st_mtime_ns}"
+
+
+def _close_us(known: Sequence[KernelChoice]) -> float:
+    """Return the longest time alone with which the kernel of a plan comes before the fastest one."""
+    return CLOSE * min((one.expected_us or inf for one in known), default=inf)
 
 
 def layout_of(candidate: Candidate) -> str:
