@@ -4,8 +4,8 @@ A replay computes nothing, so that what is timed is Dynamo, autograd and the
 code that replays. The variants take turns: an autograd function that does
 nothing, the replays behind AOTAutograd's function, the replays behind the
 backend's own, and the same with gradients that the backward pass stores itself
-(option direct_gradients). On a GPU autograd runs backward passes in a thread of its own;
-the last column has the time without that thread, by
+(option direct_gradients). On a GPU autograd runs backward passes in a thread of
+its own; the last column has the time without that thread, by
 torch.autograd.set_multithreading_enabled(False).
 
 Example:

@@ -199,8 +199,9 @@ def test_trials_of_a_killed_worker_are_measured_by_another(dask):
         wait_until(cluster.devices)
         with Worker("cpu", child=cluster.child(0)) as measuring:
             measuring.start()
-            dask.end(first)
             dask.start_worker("measure=1")
+            wait_until(lambda: len(cluster.devices()) == 2)
+            dask.end(first)
             for _ in range(2):
                 measuring.send(PROBLEM, TORCH)
             assert [measuring.receive().status for _ in range(2)] == ["ok"] * 2
