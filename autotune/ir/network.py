@@ -260,7 +260,11 @@ class Network:
 
 def digest(layers: Iterable[Layer]) -> str:
     """Return a digest of the layers and their wiring, whatever their weights."""
-    texts = [f"{layer.name} {layer.problem} {sorted(layer.buffers.items())}" for layer in layers]
+    return digest_of(f"{layer.name} {layer.problem} {sorted(layer.buffers.items())}" for layer in layers)
+
+
+def digest_of(texts: Iterable[str]) -> str:
+    """Return the digest of some texts, in their order, as the key of a network has it."""
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]
 
 

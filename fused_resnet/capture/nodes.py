@@ -1,4 +1,4 @@
-"""What a node of a graph of aten operators is: its operator's name, its arguments, and the submodule it comes from."""
+"""Reads the nodes of a graph of aten operators: names of operators, their arguments, and paths of submodules."""
 
 from __future__ import annotations
 

@@ -6,11 +6,11 @@ found for a problem whatever graph asks for it.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from autotune.ir import NetworkKey, Problem
+from autotune.ir.network import digest_of
 from autotune.runtime import Candidate, candidate
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ def step_key(model: str, batch: int, dtype: str, problems: Iterable[Problem]) ->
         problems: The problems of the step.
     """
     name = "_".join(model.split())  # a key's words are separated by spaces
-    digest = hashlib.sha256("\n".join(sorted(map(str, problems))).encode()).hexdigest()[:12]
-    return NetworkKey(name, batch, (("dtype", dtype), _OF_A_STEP), digest)
+    return NetworkKey(name, batch, (("dtype", dtype), _OF_A_STEP), digest_of(sorted(map(str, problems))))
 
 
 def planned_kernels(store: Database, device: Device) -> Mapping[str, Candidate]:

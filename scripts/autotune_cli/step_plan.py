@@ -46,9 +46,7 @@ def settle(
         ):
             try:
                 plan = tune_step_plan(store, location, row, _trained(request, device), key, until)
-            except (
-                Exception
-            ) as error:  # all problems are tuned: the plan is optional, and compiling may fail in any way
+            except Exception as error:  # compiling may fail in any way, and the problems are tuned
                 reason = one_line(error)
     if plan is None:
         console.print(f"The kernels run as they are the fastest alone: {reason}", highlight=False, markup=False)
