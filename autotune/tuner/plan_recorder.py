@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import astuple
+from typing import Any
 
 from autotune.core import timeline
 from autotune.ir import Network, NetworkKey
@@ -13,6 +14,7 @@ from autotune.runtime import activation_places
 from autotune.tuner.plan_candidates import Known, KnownCandidate
 from autotune.tuner.plan_moves import PlanState
 from tuning_db import Store
+from tuning_db.plan_choices import plan_choice
 from tuning_db.schema import Device, PlanRow
 
 
@@ -81,13 +83,8 @@ class PlanRecorder:
         return [list(astuple(place)) for place in activation_places(running, self.network.callers)]
 
 
-def _choice(assignment: LayerAssignment, known: Sequence[KnownCandidate]) -> dict[str, object]:
+def _choice(assignment: LayerAssignment, known: Sequence[KnownCandidate]) -> dict[str, Any]:
     """Return a layer's entry in the database's plan."""
     one = next(one for one in known if one.candidate == assignment.candidate)
-    return {
-        "layer": assignment.layer,
-        "kernel": one.kernel_id,
-        "launch": dict(assignment.candidate.launch),
-        "us": one.us,
-        "overlap": assignment.overlap,
-    }
+    launch = assignment.candidate.launch
+    return plan_choice(assignment.layer, one.kernel_id, launch, one.us, overlap=assignment.overlap)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from autotune.ir import WHOLE, Network
 from autotune.libraries import aten, inductor
 from tuning_db import Store
+from tuning_db.plan_choices import plan_choice
 from tuning_db.schema import Device, KernelRow
 
 ASSUMED_GAIN = 3.5
@@ -49,14 +50,13 @@ def prefer_untimed(store: Store, device: Device, network: Network, compiled: Ker
     store.replace_plan(
         store.plan(device, spare), device_id=device.id, network=spare, details=dict(plan.details), **shared
     )
-    choice = {"layer": layer.name, "kernel": compiled.id, "launch": {}, "us": None, "overlap": False}
     store.replace_plan(
         plan,
         device_id=device.id,
         network=network.key,
         median_us=plan.median_us,
         spread_us=plan.spread_us,
-        choices=[choice],
+        choices=[plan_choice(layer.name, compiled.id, {}, None)],
         details={**plan.details, "samples_us": [], "alternatives": [WHOLE], "untimed": True},
     )
     return True

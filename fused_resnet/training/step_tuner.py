@@ -28,6 +28,7 @@ from fused_resnet.training.compile import trainable
 from fused_resnet.training.step_plans import CLOSE
 from fused_resnet.training.winners import Winners, layout_of
 from tuning_db import Store
+from tuning_db.plan_choices import plan_choice
 from tuning_db.schema import Device, PlanRow
 
 ALTERNATIVES = 2
@@ -219,15 +220,9 @@ def _is_shorter(ours: Sequence[float], theirs: Sequence[float]) -> bool:
     return median_interval(ratios)[1] < 1
 
 
-def _entry(store: Store, row: Device, problem: str, chosen: Candidate) -> dict[str, object] | None:
+def _entry(store: Store, row: Device, problem: str, chosen: Candidate) -> dict[str, Any] | None:
     """Return the entry of a problem in the database's plan; None if no time of its kernel is stored."""
     for measured in store.ranking(row, problem):
         if candidate(store, measured.kernel, measured.launch) == chosen:
-            return {
-                "layer": problem,
-                "kernel": measured.kernel_id,
-                "launch": dict(chosen.launch),
-                "us": measured.median_us,
-                "overlap": False,
-            }
+            return plan_choice(problem, measured.kernel_id, chosen.launch, measured.median_us)
     return None
