@@ -15,12 +15,14 @@ from torch import nn
 
 from autotune.ir import TENSOR_DTYPES, Network
 from autotune.libraries import inductor
-from autotune.runtime import ACCESS, ExecutionContext, NetworkPlan
+from autotune.runtime import ExecutionContext, NetworkPlan
 from fused_resnet import torch_op
 from fused_resnet.arguments import ONE_TENSOR, Signature, positions, take_apart
 from fused_resnet.call_cache import CallCache, is_contiguous
+from fused_resnet.input_tensors import autocast, check_input, current_stream
 from fused_resnet.model_source import Captured, ModelSource, Named
 from fused_resnet.module_state import module_state
+from fused_resnet.result_tensors import converted, empty_result, fits, mark_written
 from fused_resnet.torch_op import InputError
 from tuning_db import public_keys, reader
 
@@ -38,9 +40,6 @@ _MAX_COMPILED_PLANS = 8
 too. Compiling takes seconds to minutes, and a program that changes shapes or weights all the time would do little else.
 """
 
-_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
-_is_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
-# Both are absent where torch has no CUDA.
 _HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
 _GLOBAL_HOOKS: list[Mapping[int, object]] = [getattr(nn.modules.module, f"_global_{name}_hooks") for name in _HOOKS]
 
@@ -189,7 +188,7 @@ class FusedResNet(nn.Module):
             x, cache = args[0], self._cache
             if not x.requires_grad and (y := cache.calls.run(x, out)) is not None:
                 if out is not None:
-                    _tell_change(out)
+                    mark_written(out)
                 if cache.bare:
                     return y
                 memory_format = self.memory_format if out is None else torch.channels_last
@@ -256,7 +255,7 @@ class FusedResNet(nn.Module):
             result = self._training(inputs)(*args, **kwargs)
             return result if out is None else out.copy_(result)
         if any(map(torch_op.is_traced, inputs)):
-            results = torch_op.call([self._cast(x) for x in inputs], self._number, arguments)
+            results = torch_op.call([autocast(self, x) for x in inputs], self._number, arguments)
         else:
             results = self.run(inputs, arguments, out)
         if out is None:
@@ -301,21 +300,8 @@ class FusedResNet(nn.Module):
         """Return results as the plain network returns them, those with four dimensions in a memory format."""
         result = self._source.results[arguments]
         if memory_format is not torch.channels_last:
-            results = [
-                y.contiguous(memory_format=self._format(inputs, last, memory_format)) if y.dim() == 4 else y
-                for y, last in zip(results, result.channels_last, strict=True)
-            ]
+            results = converted(results, inputs, result.channels_last, memory_format)
         return result.contain(inputs, results)
-
-    @staticmethod
-    def _format(
-        inputs: Sequence[torch.Tensor], channels_last: bool, memory_format: torch.memory_format
-    ) -> torch.memory_format:
-        """Return the memory format of a result; `channels_last` says whether it has that one for contiguous inputs."""
-        if memory_format is not torch.preserve_format:
-            return memory_format
-        is_last = channels_last or any(is_contiguous(x) is False for x in inputs)
-        return torch.channels_last if is_last else torch.contiguous_format
 
     def run(
         self, inputs: Sequence[torch.Tensor], arguments: str, out: torch.Tensor | None = None
@@ -335,7 +321,7 @@ class FusedResNet(nn.Module):
         else:
             results = self._run_slow(inputs, arguments, out)
         if out is not None and results[0] is out:
-            _tell_change(out)
+            mark_written(out)
         return results
 
     def _run_slow(self, inputs: Sequence[torch.Tensor], arguments: str, out: torch.Tensor | None) -> list[torch.Tensor]:
@@ -345,7 +331,7 @@ class FusedResNet(nn.Module):
                 "the input belongs to a transform of torch.func, such as vmap, which FusedResNet does not support: "
                 "call it outside the transform, with a larger batch in place of vmap"
             )
-        stream, capturing = _stream(inputs)
+        stream, capturing = current_stream(inputs)
         while True:  # until a run begins and ends with the same weights
             cache = self._cache  # read once: another thread may replace it by an empty one at any time
             context, taken = cache.find(inputs, arguments, stream), inputs
@@ -354,7 +340,7 @@ class FusedResNet(nn.Module):
                     self._discard(cache)
                 taken, context, cache = self._context(inputs, arguments, stream)
             results = [torch.empty_like(template) for template in context.templates]
-            if out is not None and len(results) == 1 and _fits(out, context.template):
+            if out is not None and len(results) == 1 and fits(out, context.template):
                 results = [out]
             context.run(taken, results, stream)
             # Check for changes after the launch, while the device works. A run with old weights is harmless, as the
@@ -374,9 +360,9 @@ class FusedResNet(nn.Module):
             # The batch size of an input and of a result that begins with it may stay symbolic: int() would fix it.
             one, two = (self._source.tensors(Signature.of([x.new_empty((n, *map(int, x.shape[1:])))])) for n in (1, 2))
             if len(one) == 1 and (one[0].shape[:1], two[0].shape) == ((1,), (2, *one[0].shape[1:])):
-                return [_empty(x, (x.shape[0], *one[0].shape[1:]), TENSOR_DTYPES[one[0].dtype])]
+                return [empty_result(x, (x.shape[0], *one[0].shape[1:]), TENSOR_DTYPES[one[0].dtype])]
         found = self._source.tensors(Signature.of(inputs, arguments))
-        return [_empty(x, result.shape, TENSOR_DTYPES[result.dtype]) for result in found]
+        return [empty_result(x, result.shape, TENSOR_DTYPES[result.dtype]) for result in found]
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """Return a table of the kernel that runs each layer for calls like this one, why, and how fast it is.
@@ -398,7 +384,7 @@ class FusedResNet(nn.Module):
         cache = self._cache
         if not cache.state.unchanged():
             self._discard(cache)
-        stream, _ = _stream(inputs)
+        stream, _ = current_stream(inputs)
         taken, context, _ = self._context(inputs, arguments, stream)
         return taken, context, stream
 
@@ -459,14 +445,14 @@ class FusedResNet(nn.Module):
         self, inputs: Sequence[torch.Tensor], arguments: str, stream: int
     ) -> tuple[list[torch.Tensor], ExecutionContext, CallCache]:
         """Return the inputs as a context takes them, the context, and its cache; binds a plan where there is none."""
-        taken = [self._cast(x) for x in inputs]
+        taken = [autocast(self, x) for x in inputs]
         for x in taken:
-            self._check(x)
+            check_input(self, x)
         taken = [x.contiguous() if is_contiguous(x) is None else x for x in taken]
         with self._lock:
             cache = self._cache
             plan = cache.plan(taken, arguments)
-            if _stream(taken)[1]:
+            if current_stream(taken)[1]:
                 return taken, self._context_of_capture(plan), cache
             if (known := cache.find(taken, arguments, stream)) is not None:
                 return taken, known, cache
@@ -487,20 +473,6 @@ class FusedResNet(nn.Module):
             )
         self._captured_plans.append(plan)
         return ExecutionContext(plan, graph=False)
-
-    def _cast(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the input in the module's dtype if autocast is on, which takes every floating-point dtype."""
-        kind = x.device.type
-        if x.is_floating_point() and kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
-            return x.to(_first(self, x).dtype)
-        return x
-
-    def _check(self, x: torch.Tensor) -> None:
-        weight = _first(self, x)
-        if x.device != weight.device:
-            raise InputError(f"the input is on {x.device} and the module on {weight.device}: move one with .to()")
-        if x.dtype != weight.dtype and x.is_floating_point():
-            raise InputError(f"the input is {x.dtype} and the module {weight.dtype}: convert one with .to()")
 
     def _bind(self, inputs: Sequence[torch.Tensor], arguments: str) -> NetworkPlan:
         network = self._source.network(Signature.of(inputs, arguments))
@@ -566,50 +538,6 @@ class FusedResNet(nn.Module):
 def _defines(module: nn.Module, name: str) -> bool:
     """Return whether a module or its class has an attribute of its own of this name."""
     return name in vars(module) or (hasattr(type(module), name) and not hasattr(nn.Module, name))
-
-
-def _stream(inputs: Sequence[torch.Tensor]) -> tuple[int, bool]:
-    """Return the handle of the current stream of the inputs' device, 0 for a CPU, and whether it is being captured."""
-    x = inputs[0]
-    return (_raw_stream(x.get_device()), _is_capturing()) if x.is_cuda else (0, False)
-
-
-def _empty(x: torch.Tensor, shape: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
-    """Return an empty result on the device of x, channels last if it has four dimensions."""
-    if len(shape) != 4:
-        return x.new_empty(shape, dtype=dtype)
-    _, k, p, q = shape
-    return x.new_empty_strided(shape, (p * q * k, 1, q * k, k), dtype=dtype)
-
-
-def _tell_change(out: torch.Tensor) -> None:
-    """Tell autograd that a tensor was written, as torch's operators do."""
-    if not out.is_inference():  # these have no version
-        torch.autograd.graph.increment_version(out)
-
-
-def _first(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """Return a module's first parameter in floating point; x if it has none."""
-    # A loop, because some versions of torch.compile do not support the default of next().
-    for parameter in module.parameters():
-        if parameter.is_floating_point():
-            return parameter
-    return x
-
-
-def _fits(out: torch.Tensor, template: torch.Tensor) -> bool:
-    """Return whether the result can be written to `out` directly; otherwise it is copied there.
-
-    Raises:
-        InputError: `out` differs from the result in shape, dtype or device.
-    """
-    if (out.shape, out.dtype, out.device) != (template.shape, template.dtype, template.device):
-        raise InputError(
-            f"out is {tuple(out.shape)}, {out.dtype}, on {out.device}; "
-            f"the result is {tuple(template.shape)}, {template.dtype}, on {template.device}: give a tensor like that"
-        )
-    order = torch.channels_last if out.dim() == 4 else torch.contiguous_format
-    return out.is_contiguous(memory_format=order) and out.data_ptr() % ACCESS == 0
 
 
 def _rebind(module: nn.Module, _: object) -> None:
