@@ -5,7 +5,7 @@ import types
 
 import pytest
 import torch
-from reference import relative_error
+from comparison import relative_error
 from torch import nn
 
 from autotune.core import CaptureError

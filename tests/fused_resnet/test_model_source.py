@@ -3,7 +3,7 @@
 import pytest
 import torch
 from architectures import ResNet, images, random_model
-from reference import relative_error
+from comparison import relative_error
 
 from fused_resnet import FusedResNet, InputError
 

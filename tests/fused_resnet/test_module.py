@@ -10,9 +10,9 @@ from contextlib import closing
 
 import pytest
 import torch
+from comparison import relative_error
 from databases import renew_digests
 from processes import TUNED_BATCH, in_threads
-from reference import relative_error
 from seed_network import KEYS, LIMIT, assert_result, assert_right, expected, fused, images, plain, weights
 from torch import nn
 

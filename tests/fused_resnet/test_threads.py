@@ -6,8 +6,8 @@ import warnings
 
 import pytest
 import torch
+from comparison import relative_error
 from processes import HANG, in_threads
-from reference import relative_error
 from seed_network import LIMIT, assert_result, expected, fused, images
 from torch import nn
 from torch.utils.data import DataLoader, Dataset

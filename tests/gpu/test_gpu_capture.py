@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
+from comparison import relative_error
 from processes import process
-from reference import relative_error
 from repository import ROOT
 from torch.utils import _pytree as pytree
 

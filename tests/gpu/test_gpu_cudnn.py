@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from comparison import LIMIT, relative_error
 from kernels import tried
 from processes import process
-from reference import LIMIT, relative_error, solve
+from reference import solve
 
 from autotune.core import LibraryError, device_target
 from autotune.cudnn_algorithms import torch_layers as public

@@ -4,8 +4,9 @@ import os
 
 import pytest
 import torch
+from comparison import LIMIT, relative_error
 from kernels import assert_same_bits, built_paths, candidate_of
-from reference import LIMIT, relative_error, solve
+from reference import solve
 
 from autotune.core import architecture
 from autotune.families import Kernel, family

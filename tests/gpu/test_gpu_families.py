@@ -5,8 +5,9 @@ import random
 
 import pytest
 import torch
+from comparison import LIMIT, relative_error
 from kernels import assert_same_bits, built_paths, candidate_of
-from reference import LIMIT, relative_error, solve
+from reference import solve
 
 from autotune.core import of_capability
 from autotune.families import DEVICE_IMAGE, Kernel, families, family

@@ -5,8 +5,9 @@ import random
 
 import pytest
 import torch
+from comparison import LIMIT, assert_bytes_are_right, relative_error
 from kernels import built_paths, candidate_of
-from reference import LIMIT, assert_bytes_are_right, relative_error, solve
+from reference import solve
 
 from autotune.core import of_capability
 from autotune.families import PERMISSIONS, Kernel, family

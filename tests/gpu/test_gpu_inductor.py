@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from architectures import ARCHITECTURES, images, random_model
-from reference import relative_error
+from comparison import relative_error
 
 from fused_resnet import FusedResNet
 

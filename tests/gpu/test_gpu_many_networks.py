@@ -4,7 +4,7 @@ import gc
 
 import pytest
 import torch
-from reference import relative_error
+from comparison import relative_error
 from torch import nn
 
 from fused_resnet import FusedResNet

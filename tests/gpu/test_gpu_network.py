@@ -6,9 +6,9 @@ from contextlib import closing
 
 import pytest
 import torch
+from comparison import relative_error
 from gpu_network import BATCH, LIMIT, fused, images, plain, precise
 from processes import in_threads
-from reference import relative_error
 from repository import ROOT
 
 from fused_resnet.networks import se_resnet9_fixup

@@ -8,9 +8,10 @@ import random
 import pytest
 import torch
 from architectures import ARCHITECTURES, images, random_model
+from comparison import LIMIT, assert_bytes_are_right, relative_error
 from kernels import built_paths, candidate_of
 from processes import script
-from reference import LIMIT, assert_bytes_are_right, relative_error, solve
+from reference import solve
 from repository import ROOT
 
 from autotune.core import of_capability

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from comparison import relative_error
 from gpu_network import BATCH, LIMIT, fused, images, precise
 from processes import python
-from reference import relative_error
 from repository import ROOT
 from torch import nn
 

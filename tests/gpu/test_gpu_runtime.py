@@ -6,9 +6,9 @@ import threading
 
 import pytest
 import torch
+from comparison import relative_error
 from gpu_network import BATCH, LIMIT, fused, images, precise
 from processes import in_threads, process
-from reference import relative_error
 
 from fused_resnet import InputError
 from fused_resnet.arguments import ONE_TENSOR

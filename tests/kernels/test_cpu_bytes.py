@@ -4,8 +4,9 @@ import random
 
 import pytest
 import torch
+from comparison import assert_bytes_are_right, relative_error
 from kernels import built_paths, candidate_of
-from reference import assert_bytes_are_right, relative_error, solve
+from reference import solve
 
 from autotune.core import AutotuneError
 from autotune.families import Kernel, family, serving

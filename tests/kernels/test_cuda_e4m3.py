@@ -7,9 +7,10 @@ import random
 
 import pytest
 import torch
+from comparison import assert_bytes_are_right, relative_error
 from emulator import Emulated
 from kernels import assert_exported, need_compiler, random_inputs
-from reference import assert_bytes_are_right, relative_error, solve
+from reference import solve
 
 from autotune.codegen import rendering
 from autotune.core import architecture

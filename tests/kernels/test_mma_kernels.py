@@ -1,9 +1,10 @@
 """Kernels whose products are those of every GPU from sm_80 on: their own text, run on a CPU."""
 
 import pytest
+from comparison import relative_error
 from emulator import Emulated
 from kernels import random_inputs
-from reference import relative_error, solve
+from reference import solve
 
 from autotune.core import architecture, round_up
 from autotune.families import Kernel, family

@@ -1,9 +1,10 @@
 """The gradient by the weight for few input channels: its own text, run on a CPU."""
 
 import pytest
+from comparison import relative_error
 from emulator import Emulated
 from kernels import assert_not_serialized, need_compiler, random_inputs
-from reference import relative_error, solve
+from reference import solve
 
 from autotune.core import architecture
 from autotune.families import Kernel, family

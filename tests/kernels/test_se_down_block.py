@@ -1,9 +1,10 @@
 """Blocks that halve their image, in one kernel: its own text on a CPU, and what the family says of it."""
 
 import pytest
+from comparison import relative_error
 from emulator import Emulated
 from kernels import random_inputs
-from reference import relative_error, solve
+from reference import solve
 
 from autotune.core import architecture
 from autotune.families import Kernel, family

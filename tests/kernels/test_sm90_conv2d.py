@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from comparison import assert_bytes_are_right, relative_error
 from emulator import Emulated
 from kernels import assert_not_serialized, need_compiler, random_inputs, spread_inputs
-from reference import assert_bytes_are_right, relative_error, solve
+from reference import solve
 
 from autotune.core import architecture
 from autotune.families import Kernel, family

@@ -3,9 +3,10 @@
 import dataclasses
 
 import pytest
+from comparison import assert_bytes_are_right
 from emulator import Emulated, relative_errors
 from kernels import assert_not_serialized, need_compiler, random_inputs
-from reference import assert_bytes_are_right, solve
+from reference import solve
 
 from autotune.core import architecture
 from autotune.families import Kernel, family

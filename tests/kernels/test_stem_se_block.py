@@ -1,9 +1,10 @@
 """A network's first layer and block in one kernel, and a block alone: their text on a CPU; what the family says."""
 
 import pytest
+from comparison import relative_error
 from emulator import Emulated
 from kernels import random_inputs
-from reference import relative_error, solve
+from reference import solve
 
 from autotune.core import architecture
 from autotune.families import Kernel, family

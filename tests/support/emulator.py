@@ -14,8 +14,9 @@ from pathlib import Path
 
 import nvidia
 import torch
+from comparison import relative_error
 from kernels import random_inputs
-from reference import relative_error, solve
+from reference import solve
 from repository import KERNELS
 
 from autotune.codegen import rendering

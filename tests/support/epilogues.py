@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import torch
-from reference import BROADCAST, STEPS
+from reference_steps import BROADCAST, STEPS
 
 from autotune.ir import (
     DTYPES,

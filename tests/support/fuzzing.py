@@ -15,7 +15,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, assume, settings
 from hypothesis import strategies as st
-from reference import BROADCAST, STEPS
+from reference_steps import BROADCAST, STEPS
 
 from autotune.core import ProblemError
 from autotune.ir import DTYPES, GATE_ACTIVATIONS, HIDDEN_ACTIVATIONS, Conv2dSkip, Epilogue, Piece, Problem

@@ -20,10 +20,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from comparison import LIMIT, assert_bytes_are_right, relative_error
 from epilogues import random_epilogue
 from kernels import built_paths, candidate_of
 from random_sizes import SIZES
-from reference import LIMIT, STEPS, assert_bytes_are_right, relative_error, solve
+from reference import solve
+from reference_steps import STEPS
 
 from autotune.core import Architecture, ProblemError, device_target, of_capability, paths
 from autotune.families import PERMISSIONS, AnyFamily, Kernel, Launch, family

@@ -1,4 +1,4 @@
-"""An independent reference for all operators and epilogue steps, in float64.
+"""An independent reference for all operators, in float64.
 
 It shares no code with the reference in autotune.ir.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 import torch
 import torch.nn.functional as F
+from reference_steps import convolved, gated, gates, run_chain
 
 from autotune.ir import (
     AdaptiveAvgPool2d,
@@ -60,89 +61,6 @@ from autotune.ir import (
     StemSeBlockPool,
     ToChannelsLast,
     Upsample,
-)
-from autotune.ir.epilogue_steps import define_step
-
-LIMIT = {"f16": 1e-3, "bf16": 8e-3, "tf32": 2e-3, "f32": 4e-6}
-"""Largest relative error (see `relative_error`) by dtype: twice the rounding error of factors, sums and output."""
-
-SCALAR = "a scalar"
-
-
-def sigmoid(v: torch.Tensor) -> torch.Tensor:
-    return 1 / (1 + torch.exp(-v))
-
-
-def normal_cdf(v: torch.Tensor) -> torch.Tensor:
-    return 0.5 * torch.erfc(-v / math.sqrt(2))
-
-
-def cubic(v: torch.Tensor) -> torch.Tensor:
-    return math.sqrt(2 / math.pi) * (v + 0.044715 * v**3)
-
-
-# Step -> names of its operands without their number, and its formula.
-MEANINGS: dict[str, tuple[tuple[str, ...], Callable[..., torch.Tensor]]] = {
-    "bias": (("bias",), lambda v, b: v + b),
-    "scale": (("scale",), lambda v, s: v * s),
-    "add": (("add",), lambda v, t: v + t),
-    "add_scalar": ((SCALAR,), lambda v, s: v + s),
-    "mul_scalar": ((SCALAR,), lambda v, s: v * s),
-    "clamp": ((SCALAR, SCALAR), lambda v, low, high: v.clamp_min(low).clamp_max(high)),
-    "relu": ((), lambda v: v.clamp_min(0)),
-    "relu6": ((), lambda v: v.clamp_min(0).clamp_max(6)),
-    "leaky_relu": ((SCALAR,), lambda v, slope: torch.where(v > 0, v, slope * v)),
-    "sigmoid": ((), sigmoid),
-    "hardsigmoid": ((), lambda v: (v / 6 + 0.5).clamp(0, 1)),
-    "silu": ((), lambda v: v * sigmoid(v)),
-    "hardswish": ((), lambda v: v * (v / 6 + 0.5).clamp(0, 1)),
-    "tanh": ((), lambda v: 2 * sigmoid(2 * v) - 1),
-    "gelu": ((), lambda v: v * normal_cdf(v)),
-    "gelu_tanh": ((), lambda v: v * sigmoid(2 * cubic(v))),
-    "sub": (("sub",), lambda v, t: v - t),
-    "mul": (("mul",), lambda v, t: v * t),
-    "relu_mask": (("relu_mask",), lambda v, t: torch.where(t <= 0, 0, v)),
-    "prelu": (("prelu",), lambda v, slope: torch.where(v > 0, v, slope * v)),
-    "elu": ((SCALAR, SCALAR), lambda v, alpha, rate: torch.where(v > 0, v, alpha * (torch.exp(rate * v) - 1))),
-    "softplus": (
-        (SCALAR, SCALAR),
-        lambda v, beta, threshold: torch.where(v * beta > threshold, v, torch.log1p(torch.exp(v * beta)) / beta),
-    ),
-    "mish": ((), lambda v: v * torch.tanh(torch.log1p(torch.exp(v)))),
-    "abs": ((), lambda v: v.clamp_min(0) - v.clamp_max(0)),
-    # custom steps, defined below
-    "swish_b": ((SCALAR,), lambda v, beta: v * sigmoid(beta * v)),
-    "bent": (
-        (SCALAR, "slope.", "shift.", SCALAR),
-        lambda v, up, m, b, c: torch.where(v > b, v - b, 0) * up + (v - b).clamp_max(0) * m + c,
-    ),
-}
-
-# Steps that only some operators take, one with two operands, and one that makes chains overflow.
-OTHERS: dict[str, tuple[tuple[str, ...], Callable[..., torch.Tensor]]] = {
-    "add_image": (("add_image",), lambda v, t: torch.stack([v[i] + t[i].flatten() for i in range(len(v))])),
-    "mul_image": (("mul_image",), lambda v, t: torch.stack([v[i] * t[i].flatten() for i in range(len(v))])),
-    "add_pixel": (("add_pixel",), lambda v, t: torch.stack([part + t[..., 0] for part in v.unbind(-1)], -1)),
-    "mul_pixel": (("mul_pixel",), lambda v, t: torch.stack([part * t[..., 0] for part in v.unbind(-1)], -1)),
-    "add_scaled": (("add_scaled", "add_scaled"), lambda v, t, scale: v + scale * t),
-    "exp": ((), lambda v: torch.special.exp2(v * math.log2(math.e))),
-}
-BROADCAST = tuple(name for name in OTHERS if name.endswith(("_image", "_pixel")))
-
-STEPS = (*MEANINGS, "store")
-
-define_step(
-    "swish_b",
-    cuda="x / (1.f + expf(-beta * x))",
-    torch="x * torch.sigmoid(beta * x)",
-    params={"beta": "scalar"},
-)
-
-define_step(
-    "bent",
-    cuda="fmaf(x > shift ? up : slope, x - shift, jump)",
-    torch="torch.where(x > shift, up, slope) * (x - shift) + jump",
-    params={"up": "scalar", "slope": "channel", "shift": "channel", "jump": "scalar"},
 )
 
 
@@ -216,15 +134,15 @@ def solve(  # noqa: PLR0911, PLR0912, PLR0915 -- a table
 
             return run_chain(problem.epilogue.names, value, given, scalars, multiplied)
         case SeTail():
-            value = _gated(given["x"], given)
+            value = gated(given["x"], given)
         case SeGates():
-            value = _gate(given["x"], given, problem.act, problem.gate)
+            value = gates(given["x"], given, problem.act, problem.gate)
         case SqueezeExcite():
-            value = _gated(given["x"], given, problem.act, problem.gate)
+            value = gated(given["x"], given, problem.act, problem.gate)
         case SeBlock():
-            value = _convolved(given["x"], given["weight1"])
+            value = convolved(given["x"], given["weight1"])
         case SeDownBlock():
-            value = _convolved(given["x"], given["weight1"], 2)
+            value = convolved(given["x"], given["weight1"], 2)
         case LayerNorm() | GroupNorm():
             value = _normalized(problem, given["x"], scalars[0])
         case BatchNormStatistics():
@@ -373,85 +291,11 @@ def _sampling(mode: str, size: int, made: int, ratio: tuple[int, int]) -> torch.
     return matrix
 
 
-def _gated(
-    x: torch.Tensor, given: Mapping[str, torch.Tensor], act: str = "relu", gate: str = "sigmoid"
-) -> torch.Tensor:
-    """Return x multiplied by its squeeze-and-excitation gate; act, gate: names of steps."""
-    return x * _gate(x, given, act, gate)
-
-
-def _gate(x: torch.Tensor, given: Mapping[str, torch.Tensor], act: str, gate: str) -> torch.Tensor:
-    """Return the gates (n, 1, 1, c) of x."""
-    folded = "squeezed" in given
-    squeezed = given["squeezed"] if folded else x.sum((1, 2)) / (x.shape[1] * x.shape[2]) @ given["w1"].T
-    hidden = MEANINGS[act][1](squeezed + given["b1"])
-    return MEANINGS[gate][1](hidden @ given["w2"].T + given["b2"])[:, None, None, :]
-
-
-def _projected_pool(given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the shortcut of a block that halves its image: 2x2 average pool, then 1x1 convolution."""
-    return _windows(given["x"], 2).mean((-1, -2)) @ given["projection"].flatten(1).T
-
-
-def _windows(x: torch.Tensor, stride: int) -> torch.Tensor:
-    """Return the 3x3 windows of x (n, h, w, c) with padding 1, as (n, p, q, c, 3, 3)."""
-    return F.pad(x, (0, 0, 1, 1, 1, 1)).unfold(1, 3, stride).unfold(2, 3, stride)
-
-
-def _convolved(x: torch.Tensor, weight: torch.Tensor, stride: int = 1) -> torch.Tensor:
-    """Return a 3x3 convolution with padding 1, computed as a matrix product of its windows."""
-    return _windows(x, stride).flatten(3) @ weight.flatten(1).T
-
-
 def _depthwise(x: torch.Tensor, weight: torch.Tensor, problem: ExpandDepthwise) -> torch.Tensor:
     """Return a convolution with one filter for each channel, computed from its windows."""
     (down, right), (top, left) = problem.stride, problem.pad
     windows = F.pad(x, (0, 0, left, left, top, top)).unfold(1, problem.r, down).unfold(2, problem.s, right)
     return torch.einsum("npqkrs,krs->npqk", windows, weight.squeeze(1))
-
-
-def run_chain(
-    names: Sequence[str],
-    value: torch.Tensor,
-    given: Mapping[str, torch.Tensor],
-    scalars: Sequence[float],
-    conv: Callable[[torch.Tensor], torch.Tensor] | None = None,
-) -> dict[str, torch.Tensor]:
-    """Apply the named epilogue steps to a value; return the result `y` and the tensor of each `store` step.
-
-    conv: what the step `conv` computes; None for the 3x3 convolutions of a residual block.
-    """
-    stored, kept = {}, None
-    pointer = scalar = 0
-    filters = iter(("weight1", "weight2") if names.count("conv") == 2 else ("weight2",))
-    for name in names:
-        if name == "store":
-            stored[f"store{pointer}"] = value
-            pointer += 1
-            continue
-        if name == "gate":
-            value = _gated(value, given)
-            continue
-        if name == "conv":
-            value = conv(value) if conv else _convolved(value, given[next(filters)])
-            continue
-        if name == "keep":
-            kept = value
-            continue
-        if name == "add_kept":
-            value = value + kept
-            continue
-        if name == "project":
-            value = value + (given["projected"] if "projected" in given else _projected_pool(given))
-            continue
-        wanted, function = (MEANINGS | OTHERS)[name.partition("@")[0]]
-        arguments = []
-        for operand in wanted:
-            arguments.append(scalars[scalar] if operand == SCALAR else given[f"{operand}{pointer}"])
-            scalar += operand == SCALAR
-            pointer += operand != SCALAR
-        value = function(value, *arguments)
-    return {"y": value, **stored}
 
 
 def _largest(
@@ -516,39 +360,3 @@ def _gradient(
     y = F.conv2d(x, weight, None, problem.stride, problem.pad, problem.dilation, problem.groups)
     (gradient,) = torch.autograd.grad((y * dy.movedim(-1, 1)).sum(), of)
     return gradient.movedim(1, -1)
-
-
-def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return |actual - expected| / |expected| (2-norms, float64), or infinity if a value is not finite."""
-    actual, expected = actual.detach().cpu().double(), expected.detach().cpu().double()
-    assert actual.shape == expected.shape
-    difference = (actual - expected).norm()
-    if difference == 0:  # also where all expected values are 0, such as the places of a 1x1 window
-        return 0.0
-    error = float(difference / expected.norm())
-    return error if math.isfinite(error) else math.inf
-
-
-def assert_bytes_are_right(actual: torch.Tensor, expected: torch.Tensor, name: str, error: float = 2e-5) -> None:
-    """Check that each value of an 8-bit format is the expected one, rounded.
-
-    Both neighbours of a tie are accepted: of s8 within 1e-3 of it, or within a larger `error`; of e4m3 within `error`
-    times the magnitude of the value plus that of its channel. Sums in float32, whose error is the default, leave few
-    roundings open.
-    """
-    if actual.dtype == torch.float8_e4m3fn:
-        spread = expected.square().flatten(0, -2).mean(0).sqrt().clamp_min(expected.square().mean().sqrt())
-        allowed = error * (expected.abs() + spread)
-        low, high = ((expected + side * allowed).clamp(-448, 448).float().to(actual.dtype).double() for side in (-1, 1))
-        found = actual.cpu().double()
-        wrong = ~((low <= found) & (found <= high))
-        assert not wrong.any(), f"{name}: {int(wrong.sum())} of {wrong.numel()} bytes"
-        certain = (low == high)[expected.abs() > 8]
-        assert certain.double().mean() > (0.8 if error == 2e-5 else 0), "it would prove little to leave them open"
-        assert found.std() > 5 and (found.abs() == 448).double().mean() < 0.1, "nor would one of saturated values"
-        return
-    slack, found = max(error, 1e-3), actual.cpu().double()
-    low, high = ((expected + side * slack).clamp(-128, 127).round() for side in (-1, 1))
-    wrong = (found < low) | (found > high)
-    assert not wrong.any(), f"{name}: {int(wrong.sum())} of {wrong.numel()} bytes"
-    assert expected.clamp(-128, 127).std() > 5, "a test of saturated bytes would prove little"

@@ -3,7 +3,7 @@
 from functools import cache
 
 import torch
-from reference import relative_error
+from comparison import relative_error
 
 from fused_resnet import FusedResNet
 from fused_resnet.networks import se_resnet9_fixup

@@ -6,9 +6,10 @@ from functools import partial
 
 import pytest
 import torch
+from comparison import relative_error
 from epilogues import random_epilogue
 from kernels import built_paths, candidate_of
-from reference import relative_error, solve
+from reference import solve
 
 from autotune.core import architecture
 from autotune.families import Kernel, families, family

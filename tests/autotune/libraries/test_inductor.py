@@ -9,8 +9,8 @@ import psutil
 import pytest
 import torch
 import torch._inductor.config  # reads CXX when it is imported, which a test changes
+from comparison import relative_error
 from processes import in_threads
-from reference import relative_error
 from torch import nn
 
 from autotune.core import LibraryError

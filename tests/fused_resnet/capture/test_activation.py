@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 from architectures import ResNet, images, random_model
-from reference import relative_error
+from comparison import relative_error
 from repository import ROOT
 from torch import nn
 

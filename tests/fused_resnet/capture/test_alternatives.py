@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from architectures import ARCHITECTURES, ResNet, images, random_model
-from reference import relative_error
+from comparison import relative_error
 from torch import nn
 
 from autotune.ir import WHOLE, Concat, ConcatConv2d, Conv2dSkip, ExpandDepthwise, PointwisePair, SeGates

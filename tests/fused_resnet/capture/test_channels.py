@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from architectures import images, random_model
-from reference import relative_error
+from comparison import relative_error
 from torch import nn
 
 from autotune.core import CaptureError

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from architectures import ARCHITECTURES, Of, ResNet, images, random_model
-from reference import relative_error
+from comparison import relative_error
 from torch import nn
 
 from autotune.ir import Concat, Conv2d, Elementwise, Gemm, GlobalAvgPool2d, SeTail, SqueezeExcite, TorchCall

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import relative_error
+from comparison import relative_error
 from seed_network import KEYS
 
 from fused_resnet.networks import se_resnet9_fixup

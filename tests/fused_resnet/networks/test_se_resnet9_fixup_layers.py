@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from reference import relative_error, solve
+from comparison import relative_error
+from reference import solve
 from seed_network import KEYS
 
 from autotune.core import ProblemError, UnknownNameError

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from architectures import ResNet, images, random_model
+from comparison import relative_error
 from kernels import built_paths, candidate_of
 from quantized import SEEN, layers_of
-from reference import relative_error
 from torch import nn
 from tune_arguments import requested
 

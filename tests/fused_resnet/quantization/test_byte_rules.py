@@ -3,8 +3,8 @@
 import pytest
 import torch
 from architectures import ARCHITECTURES, ResNet, conv_norm, images, random_model
+from comparison import relative_error
 from quantized import ANY, SEEN, layers_of
-from reference import relative_error
 from torch import nn
 
 from autotune.ir import BYTE_FORMATS, E4M3, S8, Cast, MaxPool2d
