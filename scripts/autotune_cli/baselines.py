@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch._inductor.runtime import benchmarking
 from torch.utils._pytree import tree_leaves
 
-from autotune.ir import BYTE_PRECISIONS
 from autotune.measure.device_turn import turn
 from autotune_cli.models import Model
 from fused_resnet.compile_backend import autotune
@@ -129,9 +128,7 @@ def untuned(case: BaselineInput) -> Forward:
 
 
 def fused(case: BaselineInput, database: str = "") -> Forward:
-    calibration = [case.x.cpu()] if case.precision in BYTE_PRECISIONS and not case.model.is_ours else None
-    network = case.model.fused(database or case.database, case.precision, calibration)
-    network.eval().to(case.device, case.x.dtype)
+    network = case.model.fused_for(case.x, database or case.database, case.precision)
     return lambda: network(case.x)
 
 

@@ -1,4 +1,7 @@
-"""Networks by the text of --model: one of the project, a torchvision model, an ONNX file, or a function's result."""
+"""Networks by the text of --model: one of the project, a torchvision model, an ONNX file, or a function's result.
+
+The options of their dtype and precision are here, too.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,9 @@ import torch
 from torch import nn
 
 from autotune.core import AutotuneError, UnknownNameError
-from autotune.ir import BYTE_PRECISIONS, DTYPES, Convolution, Network, Problem
+from autotune.ir import BYTE_PRECISIONS, DTYPES, Convolution, Network, Problem, dtype_name
 from autotune_cli import onnx_model
+from autotune_cli.command_line import Group
 from autotune_cli.record import one_line
 from fused_resnet import FusedResNet
 from fused_resnet.capture import capture
@@ -67,11 +71,9 @@ class Model:
         Raises:
             AutotuneError: The model cannot be captured, or has no layers in this precision.
         """
-        _check_tf32(dtype, precision)
+        self._check_precision(dtype, precision)
         dtype = TF32 if precision == TF32 else dtype
         if self.is_ours:
-            if precision in BYTE_PRECISIONS:
-                raise AutotuneError(f"--precision {precision} is for captured models ({_OTHERS}), not for {self.name}")
             return network(self.name, batch, self.shape[0], dtype)
         module, shape = self.module.to(DTYPES[dtype]), (batch, *self.shape)
         if form := BYTE_PRECISIONS.get(precision or ""):
@@ -93,7 +95,7 @@ class Model:
 
         if precision in BYTE_PRECISIONS:
             raise AutotuneError(f"--precision {precision} is for inference, not for --train")
-        _check_tf32(dtype, precision)
+        self._check_precision(dtype, precision)
         module = copy.deepcopy(self.module).train()
         found = step_problems(module, [torch.empty(batch, *self.shape)], DTYPES[dtype] if dtype != "f32" else None)
         if precision != TF32:
@@ -124,10 +126,41 @@ class Model:
         fused.load_state_dict(self.module.state_dict())
         return fused
 
+    def fused_for(self, x: torch.Tensor, database: str, precision: str | None) -> FusedResNet:
+        """Return a FusedResNet for inputs like x, on its device and in its dtype.
 
-def _check_tf32(dtype: str, precision: str | None) -> None:
-    if precision == TF32 and dtype != "f32":
-        raise AutotuneError(f"--precision tf32 is for --dtype f32, not {dtype}")
+        Args:
+            x: An input. An 8-bit precision is calibrated on it.
+            database: The tuning database.
+            precision: "tf32", "int8", "fp8" or None.
+
+        Raises:
+            AutotuneError: The model cannot be captured, or the precision is not for it or for the dtype.
+        """
+        self._check_precision(dtype_name(x.dtype), precision)
+        calibration = [x.cpu()] if precision in BYTE_PRECISIONS else None
+        return self.fused(database, precision, calibration).to(x.device, x.dtype)
+
+    def _check_precision(self, dtype: str, precision: str | None) -> None:
+        if precision == TF32 and dtype != "f32":
+            raise AutotuneError(f"--precision tf32 is for --dtype f32, not {dtype}")
+        if precision in BYTE_PRECISIONS and self.is_ours:
+            raise AutotuneError(f"--precision {precision} is for captured models ({_OTHERS}), not for {self.name}")
+
+
+def add_dtype(group: Group) -> None:
+    """Add --dtype, the dtype of a network's tensors; `default_dtype` returns its default."""
+    group.add_argument("--dtype", choices=["f16", "bf16", "f32"], help="default f16; f32 on a CPU or for tf32")
+
+
+def add_precision(group: Group) -> None:
+    """Add --precision, the precision of FusedResNet."""
+    group.add_argument("--precision", choices=list(PRECISIONS), help=f"precision of FusedResNet: {PRECISION}")
+
+
+def default_dtype(device: torch.device, precision: str | None) -> str:
+    """Return the dtype of a network's tensors that is used without --dtype."""
+    return "f16" if device.type == "cuda" and precision != TF32 else "f32"
 
 
 def load(text: str, shape: tuple[int, ...] | None, in_channels: int | None) -> Model:

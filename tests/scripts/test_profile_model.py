@@ -14,7 +14,8 @@ MODELS = """
 from torch import nn
 
 def net():
-    return nn.Conv2d(3, 4, 3)
+    more = [layer for _ in range(3) for layer in (nn.ReLU(), nn.Conv2d(16, 16, 3))]
+    return nn.Sequential(nn.Conv2d(3, 16, 3), *more)
 
 def number():
     return 3
@@ -70,7 +71,23 @@ def test_the_script_profiles_a_network_and_its_fused_one(tuned_db, tmp_path):
     assert "conv1 Conv2d" in again.stdout and "stem Sequential" not in again.stdout
 
 
-def test_mistakes_are_told_in_a_sentence(tmp_path):
+@pytest.mark.process  # git tells the commit
+@pytest.mark.parametrize(("precision", "dtype"), [("tf32", "tf32"), ("int8", "s8"), ("fp8", "e4m3")])
+def test_a_fused_network_has_a_precision_of_its_own(precision, dtype, empty_db, tmp_path):
+    (tmp_path / "models.py").write_text(MODELS)
+    words = ["--model", f"{tmp_path}/models.py:net", "--input", "3,12,12", "--batch", 2, "--device", "cpu"]
+    words += ["--calls", 1, "--db", empty_db, "--precision", precision, "--json", tmp_path / "all.json"]
+    done = script("profile_model", *words, AUTOTUNE_INDUCTOR="0")
+    assert done.returncode == 0, done.stderr
+    before, after = json.loads((tmp_path / "all.json").read_text())["profiles"]
+    assert [profile["about"]["precision"] for profile in (before, after)] == [None, precision]
+    assert [profile["about"]["dtype"] for profile in (before, after)] == ["float32"] * 2
+    assert f"dtype={dtype}" in after["layers"]["2"]["problem"] and after["tree"]["us"] > 0
+    assert "eager: 2x3x12x12, float32; " in " ".join(done.stdout.split())
+    assert f"FusedResNet: 2x3x12x12, float32, {precision}; " in " ".join(done.stdout.split())
+
+
+def test_mistakes_are_told_in_a_sentence(empty_db, tmp_path):
     path = tmp_path / "models.py"
     path.write_text(MODELS)
     wrong = {
@@ -80,6 +97,9 @@ def test_mistakes_are_told_in_a_sentence(tmp_path):
         "returned a int": ["--model", f"{path}:number"],
         "--input C,H,W": ["--model", f"{path}:net"],
         "x.db": ["--model", f"{path}:net", "--input", "3,8,8", "--db", "x.db"],
+        "--precision is for FusedResNet: give --db FILE": ["--model", f"{path}:net", "--precision", "int8"],
+        "is for captured models": ["--db", empty_db, "--precision", "int8"],
+        "tf32 is for --dtype f32": ["--db", empty_db, "--precision", "tf32", "--dtype", "bf16"],
         "is not a trace": ["--from", str(path)],
         "absent.json": ["--from", f"{tmp_path}/absent.json"],
         "torchvision": ["--model", "torchvision:resnet5O"],

@@ -62,7 +62,7 @@ from autotune_cli.models import Model
 from autotune_cli.record import one_line, provenance, slug, write
 from autotune_cli.training_steps import STEPS, gradients
 from autotune_cli.training_steps import eager as eager_step
-from fused_resnet.model_source import FP8, INT8, PRECISIONS, TF32
+from fused_resnet.model_source import FP8, INT8
 from fused_resnet.networks import se_resnet9_fixup
 
 TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 4e-2, torch.float32: 5e-3}  # f32 may mean TF32 on a GPU
@@ -123,7 +123,7 @@ def main(arguments: argparse.Namespace) -> None:
         torch.set_num_threads(arguments.threads)
     device = torch_device(arguments.device)
     arguments.batch = list(dict.fromkeys(arguments.batch or [128]))
-    dtype = arguments.dtype or ("f16" if device.type == "cuda" and arguments.precision != TF32 else "f32")
+    dtype = arguments.dtype or models.default_dtype(device, arguments.precision)
     chosen = pick_variants(arguments, device)
     model = models.load(arguments.model, arguments.input, arguments.in_channels)
     database = None if arguments.pause else pick_database(arguments, chosen)
@@ -163,8 +163,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     network = parser.add_argument_group("network")
     add_model(network, "se_resnet9_fixup")
     add_batches(network, "128")
-    network.add_argument("--dtype", choices=["f16", "bf16", "f32"], help="default f16 on a GPU, f32 on a CPU")
-    network.add_argument("--precision", choices=list(PRECISIONS), help=f"precision of FusedResNet: {models.PRECISION}")
+    models.add_dtype(network)
+    models.add_precision(network)
     variants = parser.add_argument_group("variants")
     variants.add_argument("--db", metavar="PATH", help="the tuning database of the variant fused")
     variants.add_argument(

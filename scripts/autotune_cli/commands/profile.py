@@ -39,7 +39,7 @@ from autotune.profiling import (
 from autotune.profiling.summary import libraries
 from autotune.profiling.tree import tree
 from autotune_cli.command_line import add_device, add_model, output, positive
-from autotune_cli.models import Model, load
+from autotune_cli.models import Model, add_dtype, add_precision, default_dtype, load
 from autotune_cli.profiles import page, report
 from autotune_cli.record import one_line, provenance, write
 from fused_resnet.profile_subject import of_fused
@@ -63,13 +63,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     network = parser.add_argument_group("network")
     add_model(network, "se_resnet9_fixup")
     network.add_argument("--batch", type=positive, default=32, metavar="N", help="batch size (default 32)")
-    network.add_argument("--dtype", choices=["f16", "bf16", "f32"], help="default f16 on a GPU, f32 on a CPU")
+    add_dtype(network)
     network.add_argument("--channels-last", action="store_true", help="weights and input channels-last in memory")
     run = parser.add_argument_group("run")
     add_device(run)
     run.add_argument("--cudnn", choices=["on", "off"], help="whether torch may use cuDNN (default on)")
     run.add_argument("--compile", action="store_true", help="profile the network through torch.compile")
     run.add_argument("--db", metavar="FILE", help="also profile FusedResNet on this database, side by side")
+    add_precision(run)
     run.add_argument("--calls", type=positive, default=4, metavar="N", help="calls to average over (default 4)")
     run.add_argument(
         "--from", dest="from_traces", nargs="+", metavar="F", help="show these traces of --trace; run nothing"
@@ -86,6 +87,8 @@ def check_options(arguments: argparse.Namespace) -> None:
     """Raise AutotuneError for options that do not go together."""
     if len(arguments.from_traces or []) > 2:
         raise AutotuneError("--from takes one trace, or two to show side by side")
+    if arguments.precision and not arguments.db:
+        raise AutotuneError("--precision is for FusedResNet: give --db FILE, its database, too")
     if arguments.layer and arguments.compile:
         raise AutotuneError("--layer finds nothing with --compile: torch.compile leaves one module, the whole network")
 
@@ -110,12 +113,12 @@ def make_traces(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     match_paths(
         [path for path, _ in model.module.named_modules()], arguments.layer or "*"
     )  # now, not once all is measured
-    fused = model.fused(arguments.db) if arguments.db else None
-    dtype = DTYPES[arguments.dtype or ("f16" if device.type == "cuda" else "f32")]
+    dtype = DTYPES[arguments.dtype or default_dtype(device, arguments.precision)]
+    x = torch.randn(arguments.batch, *model.shape, generator=torch.Generator().manual_seed(1)).to(device, dtype)
+    fused = model.fused_for(x, arguments.db, arguments.precision) if arguments.db else None
     layout = torch.channels_last if arguments.channels_last else torch.contiguous_format
     placed: Any = model.module.requires_grad_(False)  # Any: torch's stubs lack memory_format
     placed.to(device, dtype, memory_format=layout)
-    x = torch.randn(arguments.batch, *model.shape, generator=torch.Generator().manual_seed(1)).to(device, dtype)
     given = x.contiguous(memory_format=layout)
     model.call(given)
     facts = measure_device(device)
@@ -129,18 +132,21 @@ def make_traces(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         "limits": {"flops_per_us": facts.flops_per_us, "bytes_per_us": facts.bytes_per_us},
     }
 
-    def traced(variant: str, make: Callable[..., record.Subject], *of: Any) -> dict[str, Any]:
+    def traced(
+        variant: str, make: Callable[..., record.Subject], *of: Any, precision: str | None = None
+    ) -> dict[str, Any]:
         with warnings.catch_warnings(record=True) as caught:
             subject = make(*of)
         said = [one_line(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
-        return record.record(subject, device, arguments.calls, {**about, "variant": variant, "warnings": said})
+        more = {"variant": variant, "precision": precision, "warnings": said}
+        return record.record(subject, device, arguments.calls, {**about, **more})
 
     if arguments.compile:
         traces = [traced("torch.compile", compiled, model, given)]
     else:
         traces = [traced("eager", record.of_module, model.module, given)]
     if fused:
-        traces.append(traced("FusedResNet", of_fused, fused.to(device, dtype), x))
+        traces.append(traced("FusedResNet", of_fused, fused, x, precision=arguments.precision))
     return traces
 
 

@@ -20,6 +20,7 @@ def heading(about: dict[str, Any]) -> str:
     settings = [
         "x".join(map(str, about["input"])),
         about["dtype"],
+        *filter(None, [about.get("precision")]),  # older traces do not have it
         *(["channels last"] if about["channels_last"] else []),
         *([] if about["cudnn"] else ["without cuDNN"]),
     ]
