@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="store_true", help="print the version")
-    parser.add_argument("command", nargs="?", choices=list(MODULES), metavar="COMMAND", help="one of those below")
+    parser.add_argument("command", nargs="?", choices=list(MODULES), metavar="COMMAND", help="a command of those below")
     known = parser.parse_args(words[:1])
     if known.version:
         print(f"autotune {_version()}")

@@ -3,7 +3,7 @@
 The tuner is the real one, with its database, its samplers and its rendering of
 kernels. The compilers and the GPUs of the cluster are simulated in real time:
 they wait as long as the work would take, and answer with made-up binaries and
-times. What is measured is this process.
+times. The command measures its own process.
 
 Example:
   autotune coordinator-load --problems layers.txt --gpus 4

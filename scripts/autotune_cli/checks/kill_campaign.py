@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a PostgreSQL server on which the user may create databases, postgresql+psycopg://user@host/postgres "
         "(default: database files in a temporary folder)",
     )
-    parser.add_argument("--json", type=output, metavar="FILE", help="write all kills with what was found")
+    parser.add_argument("--json", type=output, metavar="FILE", help="write all kills and their defects")
 
 
 @dataclass

@@ -6,7 +6,7 @@ that the database has for it. The plan runs several times, on a GPU as a CUDA
 graph, with or without overlap of its kernels. The reference is torch in
 float64. A result is wrong if its error exceeds a multiple of the error that
 rounding causes in torch itself: the dtype is float32 on a CPU and float16 on a
-GPU. Of a wrong plan, the layers with the largest errors are listed, each run
+GPU. For a wrong plan the layers with the largest errors are listed, each run
 alone. If these errors are small, each kernel is right, and the fault lies in
 the memory plan or in the order of the kernels. The exit code is 1 if a plan is
 wrong.

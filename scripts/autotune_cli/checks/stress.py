@@ -1,11 +1,10 @@
 """Call one FusedResNet from several threads with mixed batch sizes.
 
-Every result is checked, and that the process does not grow. Each thread has its
-own CUDA stream. Results are compared with the plain network in float32. With
---update, a parameter changes in place between calls, and results must be those
-of the new weights. The exit code is 1 if a result is wrong, or if the process
-has more memory, file descriptors or threads, or the device more used memory, at
-the end than after a fifth of the calls.
+Each thread has its own CUDA stream. Every result is compared with the plain
+network in float32. With --update, a parameter changes in place between calls,
+and results must be those of the new weights. The exit code is 1 if a result is
+wrong. It is also 1 if the process uses more memory, file descriptors, threads
+or device memory at the end than after a fifth of the calls.
 
 Example:
   autotune stress --db tuning_db/se_resnet9_fixup_h200.db

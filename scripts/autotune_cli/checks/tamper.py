@@ -3,9 +3,9 @@
 The database must be tuned for SE-ResNet9-Fixup on this machine's CPU. Each
 change is made in a copy, and a process of its own loads and runs the network
 from it: one column of one row or of all rows, one bit of the file, or one
-binary. The result must be right, or the error one sentence that names the
-database. The exit code is 1 if a result is wrong, an error is another one, or a
-process dies.
+binary. The run must give the correct result, or an error of one sentence that
+names the database. The exit code is 1 in all other cases, and if a process
+dies.
 
 Example:
   autotune tamper --db generated/cpu.db

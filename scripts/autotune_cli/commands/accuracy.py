@@ -146,7 +146,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     images.add_argument(
         "--images", type=positive, metavar="N", help="images to compare on (default 10000; with --model 1000)"
     )
-    images.add_argument("--batch", type=positive, default=250, metavar="N", help="images in a call (default 250)")
+    images.add_argument("--batch", type=positive, default=250, metavar="N", help="images per call (default 250)")
     images.add_argument(
         "--calibration",
         type=positive,
@@ -166,7 +166,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-loss",
         type=percent,
         metavar="PERCENT",
-        help="in int8 and fp8, keep the layers that lose most in the tensors' dtype, so that the error on the images "
+        help="in int8 and fp8, keep the most sensitive layers in the tensors' dtype, so that the error on the images "
         "of the calibration is at most this (default: no limit)",
     )
     images.add_argument(
@@ -179,7 +179,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     images.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and images (default 0)")
     trained = parser.add_argument_group("a ResNet-18 that is trained on generated images")
     trained.add_argument("--steps", type=positive, default=3000, metavar="N", help="training steps (default 3000)")
-    trained.add_argument("--train-batch", type=positive, default=256, metavar="N", help="images a step (default 256)")
+    trained.add_argument("--train-batch", type=positive, default=256, metavar="N", help="images per step (default 256)")
     trained.add_argument(
         "--width", type=positive, default=64, metavar="N", help="channels of the first stage (default 64)"
     )

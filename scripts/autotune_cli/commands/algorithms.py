@@ -83,8 +83,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measured.add_argument("--energy", action="store_true", help="also measure energy, as --order energy does")
     listed = parser.add_argument_group("results")
     listed.add_argument("--order", choices=list(ORDERS), default="time", help="order of the list (default: time)")
-    listed.add_argument("--workspace-limit", type=size, metavar="SIZE", help="list only up to this workspace, as 64M")
-    listed.add_argument("--deterministic", action="store_true", help="list only those with the same bits in each call")
+    listed.add_argument(
+        "--workspace-limit", type=size, metavar="SIZE", help="list only up to this workspace, such as 64M"
+    )
+    listed.add_argument(
+        "--deterministic", action="store_true", help="list only algorithms with the same bits in each call"
+    )
     listed.add_argument("--top", type=positive, metavar="N", help="lines for each pass (default: all)")
     listed.add_argument("--json", type=output, metavar="FILE", help="write a record of all algorithms")
     listed.add_argument("--plot", type=output, metavar="FILE", help="draw time against workspace, or energy")

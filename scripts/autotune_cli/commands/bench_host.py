@@ -1,11 +1,11 @@
 """Measure the host time of FusedResNet: of loading it, and of a call.
 
-Loading runs from `import torch` to the first result, in new processes; for a
-captured model, from the model in torch to the first result, by torch.compile
-with the backend "autotune", with the part before torch calls the backend, and
-by FusedResNet.from_model. A call returns while the GPU works. On a CPU the
-kernels run within the call, so there only the check of the state and the
-allocation of the output are host time.
+The time of loading is from `import torch` to the first result, in new
+processes. For a captured model it is from the model in torch to the first
+result, once by FusedResNet.from_model, and once by torch.compile with the
+backend "autotune", with the part before torch calls the backend. A call returns
+while the GPU works. On a CPU the kernels run within the call, so there only the
+check of the state and the allocation of the output are host time.
 
 Example:
   autotune bench-host --db tuning_db/se_resnet9_fixup_h200.db

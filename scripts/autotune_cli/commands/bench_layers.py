@@ -1,10 +1,9 @@
 """Compare our tuned kernels with cuDNN and torch, layer by layer.
 
-Their times stand beside those of the best of all cuDNN plans, of cuDNN's first
-choice, of the database's best CUTLASS 2.x kernel, and of torch's operators. All
-of them are verified, captured into CUDA graphs and timed in interleaved rounds
-of one run. The results are a table, a JSON record with every plan that was
-tried, and a chart.
+The peers are the best of all cuDNN plans, cuDNN's first choice, the database's
+best CUTLASS 2.x kernel, and torch's operators. All candidates are verified,
+captured into CUDA graphs and timed in interleaved rounds of one run. The
+results are a table, a JSON record with every plan that was tried, and a chart.
 
 Example:
   autotune tune --problems benchmarks/layers/resnet.txt --db layers.db

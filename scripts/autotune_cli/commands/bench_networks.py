@@ -66,9 +66,9 @@ METHOD = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", type=names, default=[], metavar="A,B", help="only these networks, again")
+    parser.add_argument("--only", type=names, default=[], metavar="A,B", help="only these networks, even if recorded")
     parser.add_argument("--batch", type=sizes, default="1,32,128", metavar="N[,N]", help="default %(default)s")
-    parser.add_argument("--budget", default="3m", metavar="TIME", help="of the tune of a network (default 3m)")
+    parser.add_argument("--budget", default="3m", metavar="TIME", help="time to tune a network (default 3m)")
     parser.add_argument(
         "--dbs",
         type=Path,

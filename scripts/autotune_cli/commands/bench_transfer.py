@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("second", metavar="SECOND", help="the network that is tuned twice")
     parser.add_argument("--input", type=shape, metavar="C,H,W", help="shape of one sample, if not the usual ones")
     parser.add_argument("--batch", type=positive, default=8, metavar="N", help="batch size (default %(default)s)")
-    parser.add_argument("--budget", type=seconds, default=120.0, metavar="TIME", help="of a tune (default 2m)")
+    parser.add_argument("--budget", type=seconds, default=120.0, metavar="TIME", help="time of a tune (default 2m)")
     parser.add_argument(
         "--share",
         type=float,

@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listed.add_argument("--most", type=positive, metavar="N", default=10, help="candidates of a problem (default 10)")
     command("pack", "write a new file with what FusedResNet needs: best candidates and plans", many="DBS")
     command("merge", "write a new file with the contents of several databases", many="DBS")
-    synced = command("sync", "add to each of two databases what only the other has, again and again", "DB", "OTHER")
+    synced = command("sync", "repeatedly add to each of two databases the rows of the other", "DB", "OTHER")
     synced.add_argument(
         "--every", type=seconds, metavar="TIME", default=30.0, help="time between two passes, such as 10s (default 30s)"
     )
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     command("import", "add an exported file to a database, which is created if missing", "FILE", "DB")
     command("keygen", "write a new Ed25519 key to FILE, and its public half to FILE.pub", "FILE")
-    sign_one = command("sign", "sign all that FusedResNet reads of a file", "DB")
+    sign_one = command("sign", "sign all data of a file that FusedResNet reads", "DB")
     sign_one.add_argument("--key", type=Path, required=True, metavar="FILE", help="the private key, in PEM form")
     verify_one = command("verify", "check all rows and binaries of a file, and its signature", "DB")
     verify_one.add_argument(

@@ -2,8 +2,8 @@
 
 autotune report tuning_db/resnets_h200.db -o report.html
 
-DB is a file, a server as postgresql+psycopg://user@host/name, or a URL as
-https://host/model.db#sha256=DIGEST.
+DB is a file, a server (postgresql+psycopg://user@host/name) or a URL
+(https://host/model.db#sha256=DIGEST).
 docs/guide/report.md describes the page.
 """
 

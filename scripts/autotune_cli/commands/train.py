@@ -96,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=["f16", "bf16", "f32"],
                         help="of the products, by torch.autocast (default f16 on a GPU, f32 on a CPU)")  # fmt: skip
     parser.add_argument("--steps", type=positive, default=1500, metavar="N", help="training steps (default 1500)")
-    parser.add_argument("--batch", type=positive, default=256, metavar="N", help="images a step (default 256)")
+    parser.add_argument("--batch", type=positive, default=256, metavar="N", help="images per step (default 256)")
     parser.add_argument(
         "--seeds", type=positive, default=3, metavar="N", help="trainings by torch, each with another seed (default 3)"
     )

@@ -149,7 +149,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="on a GPU, graph: time CUDA graphs of many launches (the default); events: time single launches",
     )
     parser.add_argument(
-        "--trace", type=output, metavar="F", help="write what the run does when, for Perfetto; .gz compresses it"
+        "--trace", type=output, metavar="F", help="write a timeline of the run for Perfetto; .gz compresses it"
     )
     add_machines(parser)
     parser.add_argument(
@@ -168,7 +168,7 @@ def _add_search(group: Group) -> None:
         + f"; {ANY_SAMPLER}: any other sampler of Optuna (default {DEFAULT_SAMPLER})",
     )
     group.add_argument(
-        "--trials", type=positive, metavar="N", help="most configs to try for a problem (default 160, on a CPU 32)"
+        "--trials", type=positive, metavar="N", help="maximum configs to try for a problem (default 160, on a CPU 32)"
     )
     group.add_argument(
         "--budget",
