@@ -130,13 +130,41 @@ def tune_network_plan(
     return recorder.row
 
 
+def record_copied_plan(
+    store: Store, device: Device, worker: Worker, network: Network, copied: CopiedPlan, until: Deadline = NEVER
+) -> PlanRow | None:
+    """Time the plan of another database, and record it: a run whose time ends before the descent has a fast plan.
+
+    Args:
+        store: The database, where the plan's kernels were tried.
+        device: The device.
+        worker: Times plans on that device.
+        network: The network.
+        copied: The plan.
+        until: Deadline.
+
+    Returns:
+        The recorded plan, or None if it does not run on this device or there is no time.
+
+    Raises:
+        OutOfTimeError: At the deadline of the worker.
+    """
+    known = known_candidates(store, device, network)
+    plan = plan_in_use(store, device, worker, network, known, copied, until)
+    results = PlanTimer(worker, network, until.clock).compare([plan]) if plan and not until.is_over else None
+    recorder = PlanRecorder(store, device, network, known)
+    if plan and results:
+        recorder.record(plan, results[0])
+    return recorder.row
+
+
 def _record_whole(recorder: PlanRecorder, whole: _Whole, saved: PlanRow | None) -> None:
-    """Tell a recorder the times of torch's operators and of the saved plan; record the fastest if none is saved."""
+    """Tell a recorder the times of torch's operators and of the saved plan; record the fastest if it is far ahead."""
     recorder.best_us = saved.median_us if saved else math.inf
     timed = [(plan, us) for plan, us in whole if us is not None]
     recorder.torch_us = {str(plan.sequence(recorder.network)[0].candidate): us for plan, us in timed}
     for plan, us in timed:
-        if saved is None:
+        if us * CLOSE < recorder.best_us:
             recorder.record_if_faster(plan, _result(us))
 
 

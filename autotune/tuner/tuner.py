@@ -34,6 +34,7 @@ from autotune.tuner.kernel_builder import KernelBuilder
 from autotune.tuner.kernel_trials import POLL_SECONDS, KernelTrials
 from autotune.tuner.layer_weights import LayerWeights
 from autotune.tuner.library_candidates import LibraryCandidates, listing_workers, operator_rows
+from autotune.tuner.network_tuner import record_copied_plan
 from autotune.tuner.options import TunerOptions
 from autotune.tuner.phases import FINALS, SEARCH, SETTLING, Phases
 from autotune.tuner.progress import Progress
@@ -123,6 +124,7 @@ class Tuner:
         self.study_manager = StudyManager(store, self.weights.sorted(), options, self.builder, spaces, foreign)
         self._foreign = foreign
         self._copied_plans: dict[str, CopiedPlan] = {}
+        self._ahead_of_inductor: set[str] = set()  # keys of networks
         self._library_candidates: LibraryCandidates | None = None
         self._beside: BackgroundPool | None = None
         self._plans: list[tuple[int, int, Problem, KernelRow]] = []  # a heap of cuDNN's plans to be timed
@@ -248,14 +250,22 @@ class Tuner:
         )
 
     def _copy_plans(self) -> None:
-        """Copy the plans of other databases for networks that have none in this one."""
+        """Copy, time and record the plans of other databases for networks that have none in this one."""
         device, trials = self._started()
         for network in self._planned:
             found = self._foreign.plan(device.name, network.key) if self._foreign else None
             if found and not self.store.plan(device, network.key):
                 self.progress.stage("trying the plans of other databases")
-                self._copied_plans[network.key] = copy_plan(network, *found, self.builder, trials, self.time_left)
+                copied = copy_plan(network, *found, self.builder, trials, self.time_left)
+                if copied.choices:
+                    self._copied_plans[network.key] = copied
         trials.drain()
+        for network in self._planned:
+            if copied := self._copied_plans.get(network.key):
+                with self.breakdown.charge("time"):
+                    row = record_copied_plan(self.store, device, self.workers[0], network, copied, self.phases.current)
+                if row and copied.is_ahead_of_inductor:
+                    self._ahead_of_inductor.add(network.key)
 
     def _build_early(self) -> None:
         """In a new database, start the first compilers as soon as enough spaces are enumerated.
@@ -341,7 +351,7 @@ class Tuner:
 
     def _check_against_inductor(self, network: Network) -> None:
         """Leave a network to Inductor if that was not timed and the plan may be slower."""
-        if self.device is None or network.whole is None:
+        if self.device is None or network.whole is None or network.key in self._ahead_of_inductor:
             return
         rows = self._operator_rows(network.whole.layers[0].problem)
         compiled = next((row for row in rows if row.family == inductor.FAMILY), None)

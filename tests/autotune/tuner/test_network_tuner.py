@@ -11,12 +11,12 @@ from databases import with_wrong_kernel
 from processes import TUNED_BATCH
 from two_layer_network import LAYERS, NETWORK, TableDevice, put_kernels
 
-from autotune.core import device_name
+from autotune.core import Deadline, device_name
 from autotune.ir import INPUT, OUTPUT, Network, NetworkKey
 from autotune.measure import Result, Worker
 from autotune.runtime.selection import select
 from autotune.tuner.copied_plans import CopiedPlan
-from autotune.tuner.network_tuner import tune_network_plan
+from autotune.tuner.network_tuner import record_copied_plan, tune_network_plan
 from fused_resnet.networks.se_resnet9_fixup_layers import network as seed_network
 from tuning_db import Store
 
@@ -75,9 +75,41 @@ def test_and_from_the_plan_that_the_database_has(store, kernels, saved):
 @pytest.mark.parametrize("first", [0, 1])
 def test_or_else_from_a_plan_that_was_copied_as_far_as_its_kernels_are_known(store, kernels, first):
     device, made = kernels
-    copied = CopiedPlan(choices_of(made, (1, 1))[first:], {})
+    copied = CopiedPlan(choices_of(made, (1, 1))[first:], {}, 1.0)
     row = tune_network_plan(store, device, TableDevice(VALLEYS), NETWORK, copied=copied)
     assert plan_of(row, made) == (1, 1) and row.median_us == 8.0
+
+
+@pytest.mark.parametrize("second_us", [2.0, 9.0])
+def test_a_copied_plan_is_recorded_before_the_search_and_the_search_begins_there(store, kernels, second_us):
+    device, made = kernels
+    us = {(0, 0): 3.0, (0, 1): second_us, (1, 0): 11.0, (1, 1): 8.0}
+    copied = CopiedPlan(choices_of(made, (1, 1)), {}, 1.0)
+    row = record_copied_plan(store, device, TableDevice(us), NETWORK, copied)
+    assert plan_of(row, made) == (1, 1) and store.plan(device, NETWORK.key).median_us == 8.0
+    row = tune_network_plan(store, device, TableDevice(us), NETWORK, copied=copied)
+    assert row.median_us == min(us.values()) and store.plan(device, NETWORK.key).id == row.id
+
+
+def test_a_copied_plan_for_which_there_is_no_time_is_not_recorded(store, kernels):
+    device, made = kernels
+    copied = CopiedPlan(choices_of(made, (1, 1)), {}, 1.0)
+    assert record_copied_plan(store, device, TableDevice(VALLEYS), NETWORK, copied, Deadline(0.0)) is None
+    assert store.plan(device, NETWORK.key) is None
+
+
+@pytest.mark.parametrize(
+    "times, is_ahead",
+    [
+        ({"inductor mode=default": 12.0, "aten": 9.0}, True),
+        ({"inductor mode=default": 11.9}, False),
+        ({"inductor mode=default": 20.0, "inductor mode=max-autotune": 11.0}, False),
+        ({"aten": 50.0}, False),
+        ({}, False),
+    ],
+)
+def test_a_copied_plan_is_ahead_of_inductor_if_it_was_so_by_more_than_devices_differ(times, is_ahead):
+    assert CopiedPlan([], {"torch_us": times}, 10.0).is_ahead_of_inductor is is_ahead
 
 
 def test_or_else_from_the_plan_for_other_batch_batch_size(store, kernels):
