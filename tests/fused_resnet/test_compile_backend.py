@@ -1,7 +1,6 @@
 """The backend of torch.compile: results of Dynamo's graphs, which weights they use, and what is left to Inductor."""
 
 import os
-import signal
 import tomllib
 import warnings
 
@@ -307,13 +306,17 @@ def test_an_unexpected_error_for_another_shape_is_named_once(empty_db, bound, no
     assert len(bound) == 2 and not no_inductor
 
 
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
 def test_an_interrupt_and_a_wrong_database_are_not_left_to_inductor(empty_db, no_inductor, monkeypatch, tmp_path):
     (tmp_path / "other.db").write_text("no database")
     with torch.no_grad():
         for name, error in ((tmp_path / "none.db", "no tuning database"), (tmp_path / "other.db", "not a tuning")):
             with pytest.raises(DatabaseError, match=error):
                 autotune(torch.fx.symbolic_trace(Net().eval()), [images(2)], options={"tuning_db": name})
-        monkeypatch.setitem(HANDLERS, "conv2d", lambda lowering, node: signal.raise_signal(signal.SIGINT))
+        monkeypatch.setitem(HANDLERS, "conv2d", interrupt)
         with pytest.raises(KeyboardInterrupt):
             compiled(Net().eval(), empty_db)(images(2))
     assert not no_inductor

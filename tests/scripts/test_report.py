@@ -291,7 +291,7 @@ def test_kernels_for_a_gpu_have_registers_and_spills():
     known = [trial for trial in trials if trial.resources]
     assert {runner(trial.family) for trial in known} == {"ours"}
     assert len(known) == sum(runner(trial.family) == "ours" for trial in trials)
-    assert all(16 <= trial.resources.registers <= 255 for trial in known)
+    assert all(0 < trial.resources.registers <= 255 for trial in known)
     assert any(trial.resources.spill_bytes for trial in known)
     for layer in data_of(render(report)).values():
         for one in layer["families"]:
