@@ -5,11 +5,11 @@
 - `rsck`: (r, s, c/groups, k), output channels innermost.
 - `k<B>`, such as `k32`: (groups, blocks, r, s, c/groups, B): the k/groups output channels of each group in blocks of B,
   the last one padded with zeros, the channels of a block innermost.
-- `c<B>`: (groups, blocks, r, s, k/groups, B): the same with the input channels in blocks, as the gradient by the input
-  reads them.
+- `c<B>`: (groups, blocks, r, s, k/groups, B): the same with the input channels in blocks, as the input gradient reads
+  them.
 - `wgmma`: krsc with the output channels in the order of wgmma's accumulator columns, see `_wgmma`.
 - `wgmma<M>`, such as `wgmma8`: the same with each M groups merged into one, with zeros between them.
-- `wgmma_dgrad`: the same with input and output channels exchanged, as the gradient by the input reads them.
+- `wgmma_dgrad`: the same with input and output channels exchanged, as the input gradient reads them.
 - `wgmma_pair`: wgmma with the input channels as wgmma's results in registers have them, see `_wgmma_pair`.
 - `wgmma_patch`: the second operand of a wgmma whose first is in registers, see `_wgmma_patch`.
 - `mma`: the second operand of mma.m16n8k16 in registers, see `_mma`.
@@ -55,7 +55,7 @@ def pack_weight(weight: torch.Tensor, layout: str, groups: int = 1) -> torch.Ten
 
 
 def turn_weight(weight: torch.Tensor, groups: int = 1) -> torch.Tensor:
-    """Return the weight of the convolution that computes a gradient by the input: Conv2dDgrad.as_convolution().
+    """Return the weight of the convolution that computes an input gradient: Conv2dDgrad.as_convolution().
 
     Args:
         weight: (k, c/groups, r, s) of the convolution that is differentiated.

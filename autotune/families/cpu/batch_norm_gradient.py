@@ -1,4 +1,4 @@
-"""The gradient of a batch normalization by its input on the CPU: pixels in parallel."""
+"""The input gradient of a batch normalization on the CPU: pixels in parallel."""
 
 from autotune.families.cpu.common import over_channels
 from autotune.ir import BatchNormGradient

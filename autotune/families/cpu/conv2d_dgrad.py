@@ -1,4 +1,4 @@
-"""Gradient of a convolution by its input on the CPU: the tiles of the forward pass with channels exchanged."""
+"""Input gradient of a convolution on the CPU: the tiles of the forward pass with channels exchanged."""
 
 from __future__ import annotations
 

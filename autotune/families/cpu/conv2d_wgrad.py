@@ -1,4 +1,4 @@
-"""Gradient of a convolution by its weight on the CPU: a tile of output x input channels sums over all pixels."""
+"""Weight gradient of a convolution on the CPU: a tile of output x input channels sums over all pixels."""
 
 from __future__ import annotations
 

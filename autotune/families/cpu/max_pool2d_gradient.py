@@ -1,4 +1,4 @@
-"""Gradient of max pooling by its input on the CPU: images and blocks of channels in parallel."""
+"""Input gradient of max pooling on the CPU: images and blocks of channels in parallel."""
 
 from autotune.families.cpu.common import over_channels
 from autotune.ir import MaxPool2dGradient

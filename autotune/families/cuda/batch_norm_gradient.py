@@ -1,4 +1,4 @@
-"""The gradient of a batch normalization by its input on a GPU, channels last."""
+"""The input gradient of a batch normalization on a GPU, channels last."""
 
 from autotune.families.cuda.pixel_columns import pixel_columns
 from autotune.ir import BatchNormGradient

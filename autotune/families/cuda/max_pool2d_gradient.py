@@ -1,4 +1,4 @@
-"""Gradient of max pooling by its input on a GPU, channels last."""
+"""Input gradient of max pooling on a GPU, channels last."""
 
 from __future__ import annotations
 

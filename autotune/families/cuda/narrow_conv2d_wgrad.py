@@ -1,4 +1,4 @@
-"""Gradient by the weight of a convolution of up to four channels, channels last, on tensor cores.
+"""Weight gradient of a convolution of up to four channels, channels last, on tensor cores.
 
 The GEMM is M = k, N = elements of the filter, K = n*p*q. The instruction is mma.sync, or wgmma on Hopper. See
 templates/cuda/narrow_conv2d_wgrad.cuh.

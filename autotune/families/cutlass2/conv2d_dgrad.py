@@ -1,4 +1,4 @@
-"""Gradient of a convolution by its input from CUTLASS 2.x, fp16 and bf16 with float32 accumulation, NHWC.
+"""Input gradient of a convolution from CUTLASS 2.x, fp16 and bf16 with float32 accumulation, NHWC.
 
 The GEMM is M = n*h*w, N = c, K = r*s*k; a step takes a chunk of k under all taps.
 """

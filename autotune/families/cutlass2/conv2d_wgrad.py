@@ -1,4 +1,4 @@
-"""Gradient of a convolution by its weight from CUTLASS 2.x, fp16 and bf16 with float32 accumulation, NHWC.
+"""Weight gradient of a convolution from CUTLASS 2.x, fp16 and bf16 with float32 accumulation, NHWC.
 
 The GEMM is M = k, N = r*s*c, K = n*p*q: few tiles with many steps, so their
 distribution over blocks decides the time.

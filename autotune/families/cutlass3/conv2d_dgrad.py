@@ -1,4 +1,4 @@
-"""Gradient of a convolution of stride 1 by its input from CUTLASS 3.x for Hopper, fp16 and bf16, NHWC.
+"""Input gradient of a convolution of stride 1 from CUTLASS 3.x for Hopper, fp16 and bf16, NHWC.
 
 The GEMM is M = n*h*w, N = c, K = r*s*k.
 """

@@ -24,7 +24,7 @@ _MAX_STRIDE = 8
 _MAX_ROW_BYTES = 128  # a longer row of the im2col matrix is loaded eight pixels at a time
 
 GemmSizes = tuple[int, int, int, int]
-"""(m, n, k, taps) of a problem's GEMM. The taps multiply k or, in the gradient by the weight, n."""
+"""(m, n, k, taps) of a problem's GEMM. The taps multiply k or, in the weight gradient, n."""
 
 
 def family(

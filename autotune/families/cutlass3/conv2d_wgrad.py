@@ -1,4 +1,4 @@
-"""Gradient of a convolution by its weight from CUTLASS 3.x for Hopper, fp16 and bf16, NHWC.
+"""Weight gradient of a convolution from CUTLASS 3.x for Hopper, fp16 and bf16, NHWC.
 
 The GEMM is M = k, N = r*s*c, K = n*p*q. Blocks do not split a tile's K, so it suits many channels and few pixels.
 """

@@ -1,4 +1,4 @@
-"""Gradient of a convolution by its weight for Hopper: TMA and wgmma; fp16 and bf16 with float32 sums, NHWC.
+"""Weight gradient of a convolution for Hopper: TMA and wgmma; fp16 and bf16 with float32 sums, NHWC.
 
 The GEMM of each filter tap is M = k, N = c, K = n*p*q, 16 images of a pixel at a time. See
 templates/sm90/wgrad/conv2d.cuh.

@@ -1,4 +1,4 @@
-"""Gradient of a convolution by its weight as one matrix product for Hopper; fp16 and bf16 with float32 sums, NHWC.
+"""Weight gradient of a convolution as one matrix product for Hopper; fp16 and bf16 with float32 sums, NHWC.
 
 The GEMM is M = k, N = r*s*c, K = n*p*q, by TMA's im2col mode and wgmma. Its operands both have M and N in the order of
 memory. See templates/sm90/wgrad/im2col.cuh.

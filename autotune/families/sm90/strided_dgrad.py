@@ -1,4 +1,4 @@
-"""Gradient of a strided convolution by its input for Hopper: TMA and wgmma; fp16 and bf16 with float32 sums, NHWC.
+"""Input gradient of a strided convolution for Hopper: TMA and wgmma; fp16 and bf16 with float32 sums, NHWC.
 
 Each phase of the stride is a GEMM: M = its pixels, N = c, K = k and the taps of the filter that its pixels meet. See
 templates/sm90/strided_dgrad/conv2d.cuh.

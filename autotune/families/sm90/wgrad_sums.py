@@ -1,4 +1,4 @@
-"""How blocks share the pixels of a gradient by the weight and add their sums: templates/sm90/wgrad/sums.cuh."""
+"""How blocks share the pixels of a weight gradient and add their sums: templates/sm90/wgrad/sums.cuh."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from autotune.ir.problem.operators.batch_norm_statistics import STATISTICS
 from autotune.ir.problem.registry import register
 
 GRADIENT_SUMS = 4
-"""Rows of the sums: the gradients by bias and weight, slope and offset."""
+"""Rows of the sums: the bias gradient, the weight gradient, slope and offset."""
 
 NO_RELU, OWN_RELU, JOINED_RELU = range(3)
 """Values of the field `relu`: what follows the normalization. JOINED_RELU is a ReLU after another tensor was added."""
@@ -51,15 +51,15 @@ class _BatchNormPass(Images):
 class BatchNormGradientSums(_BatchNormPass):
     """Sums of the gradient of a batch normalization in training over all pixels: y (4, c) in float32.
 
-    dz is the gradient by the normalized value: dy (n, h, w, c), where the ReLU behind it was active, and 0 elsewhere.
-    With relu=1 that is where scale x + shift > 0; with relu=2 another tensor was added before the ReLU, and it is where
-    the ReLU's result z is positive. With gradients=2, dy + dy2 takes the place of dy. dz (n, h, w, c) is stored with
-    relu=2 or gradients=2.
+    dz is the gradient with respect to the normalized value: dy (n, h, w, c), where the ReLU behind it was active, and 0
+    elsewhere. With relu=1 that is where scale x + shift > 0; with relu=2 another tensor was added before the ReLU, and
+    it is where the ReLU's result z is positive. With gradients=2, dy + dy2 takes the place of dy. dz (n, h, w, c) is
+    stored with relu=2 or gradients=2.
 
     With x (n, h, w, c) and the rows of statistics (5, c), which BatchNormStatistics computes, the rows of y are
 
-    - the gradient by the bias, sum(dz)
-    - that by the weight, factor sum(dz (x - mean))
+    - the bias gradient, sum(dz)
+    - the weight gradient, factor sum(dz (x - mean))
     - slope and offset of BatchNormGradient: with m = n h w, slope = -scale factor row(1) / m and
       offset = -scale row(0) / m - slope mean.
     """
@@ -129,7 +129,7 @@ class BatchNormGradientSums(_BatchNormPass):
 @register
 @dataclass(frozen=True, kw_only=True)
 class BatchNormGradient(_BatchNormPass):
-    """The gradient of a batch normalization in training by its input: y = scale dz + slope x + offset (n, h, w, c).
+    """The input gradient of a batch normalization in training: y = scale dz + slope x + offset (n, h, w, c).
 
     dz and x have the shape of y. With relu=1, dz counts only where scale x + shift > 0. Scale and shift are rows of
     statistics (5, c), and slope and offset rows of sums (4, c), which BatchNormGradientSums computes.

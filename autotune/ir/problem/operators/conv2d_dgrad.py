@@ -17,7 +17,7 @@ from autotune.ir.problem.registry import register
 @register
 @dataclass(frozen=True, kw_only=True)
 class Conv2dDgrad(Convolution):
-    """Gradient of a convolution by its input: dy (n, p, q, k), weight (k, c/groups, r, s), y = dx (n, h, w, c)."""
+    """Input gradient of a convolution: dy (n, p, q, k), weight (k, c/groups, r, s), y = dx (n, h, w, c)."""
 
     operator: ClassVar[str] = "conv2d_dgrad"
 

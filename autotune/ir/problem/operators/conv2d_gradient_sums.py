@@ -1,4 +1,4 @@
-"""A convolution whose result is the gradient by a batch normalization's result, with the sums of its gradient."""
+"""A convolution that computes the input gradient of a layer behind a norm, with the sums of the norm's gradient."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autotune.ir.problem.registry import register
 @register
 @dataclass(frozen=True, kw_only=True)
 class Conv2dGradientSums(Conv2dWithNorm):
-    """A convolution, and BatchNormGradientSums of its result: the gradient by the input of a layer behind a norm.
+    """A convolution, and BatchNormGradientSums of its result: the input gradient of a layer behind a norm.
 
     The convolution of x with weight is the dy of BatchNormGradientSums, whose fields relu and gradients this problem
     has, too. y (n, p, q, k) is its dz: where the ReLU was not active it is 0. norm_x (n, p, q, k) is the input of the

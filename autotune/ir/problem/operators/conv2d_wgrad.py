@@ -16,7 +16,7 @@ from autotune.ir.problem.registry import register
 @register
 @dataclass(frozen=True, kw_only=True)
 class Conv2dWgrad(Convolution):
-    """Gradient of a convolution by its weight: dy (n, p, q, k), x (n, h, w, c), y = dw (k, r, s, c/groups).
+    """Weight gradient of a convolution: dy (n, p, q, k), x (n, h, w, c), y = dw (k, r, s, c/groups).
 
     y is torch's weight in channels-last order; the channels of its epilogue are the input channels of a group.
     """

@@ -80,7 +80,7 @@ class Convolution(Images):
     def gradient(
         self, of: Literal["x", "weight"], dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
     ) -> torch.Tensor:
-        """Return the gradient by x (n, c, h, w) or by weight (k, c/groups, r, s).
+        """Return the gradient with respect to x (n, c, h, w) or to weight (k, c/groups, r, s).
 
         Of the tensor itself only the shape matters, but its elements must be written: torch copies them.
         """

@@ -17,7 +17,7 @@ from autotune.ir.problem.registry import register
 @register
 @dataclass(frozen=True, kw_only=True)
 class MaxPool2dGradient(CeilPool2d):
-    """Gradient of max pooling by its input: dy (n, p, q, c), x and y = dx (n, h, w, c).
+    """Input gradient of max pooling: dy (n, p, q, c), x and y = dx (n, h, w, c).
 
     As in torch, the gradient of a window goes to its first largest value, row by row.
     """

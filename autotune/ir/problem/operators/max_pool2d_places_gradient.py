@@ -1,4 +1,4 @@
-"""Gradient of a max pool by its input, from the places of the largest values."""
+"""Input gradient of a max pool, from the places of the largest values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autotune.ir.problem.registry import register
 @register
 @dataclass(frozen=True, kw_only=True)
 class MaxPool2dPlacesGradient(PoolWithPlaces):
-    """Gradient of max pooling by its input: dy and places (n, p, q, c), y = dx (n, h, w, c).
+    """Input gradient of max pooling: dy and places (n, p, q, c), y = dx (n, h, w, c).
 
     MaxPool2dPlaces computes the places. A place that is in no pixel of the image gets nothing.
     """
