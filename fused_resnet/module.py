@@ -245,7 +245,7 @@ class FusedResNet(nn.Module):
 
         Raises:
             InputError: No input is a tensor, or the plain network does not take these arguments; the shape, dtype or
-                device of an input or of `out` does not fit; or a gradient by an input is wanted.
+                device of an input or of `out` does not fit; or a gradient with respect to an input is wanted.
         """
         if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor):
             arguments, inputs = ONE_TENSOR, [args[0]]  # what `take_apart` returns, at a lower cost

@@ -130,7 +130,7 @@ def explain_step(
             raise InputError("the model is in eval mode, in which it computes no gradients: call train() first")
         if not winners.trains(inputs[0].device):
             raise InputError(
-                f"{winners.database} has no kernel for a gradient by a weight, so that the plain network runs in "
+                f"{winners.database} has no kernel for a weight gradient, so that the plain network runs in "
                 "training mode: tune one with scripts/tune.py --train"
             )
         return _explained(model._plain, inputs, winners)

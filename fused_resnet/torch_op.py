@@ -72,7 +72,7 @@ def is_traced(x: torch.Tensor) -> bool:
 
 
 def refuse_gradient(x: torch.Tensor) -> None:
-    """Check that no gradient by x is wanted.
+    """Check that no gradient with respect to x is wanted.
 
     Raises:
         InputError: x requires a gradient, which would be lost silently.

@@ -58,7 +58,7 @@ def _conv2d(lowering: Lowering, node: fx.Node) -> bool:
 
 
 def _conv_transpose2d(lowering: Lowering, node: fx.Node) -> bool:
-    """Add a transposed convolution: the gradient by its input of a convolution with the same weight (k, c, r, s)."""
+    """Add a transposed convolution: the input gradient of a convolution with the same weight (k, c, r, s)."""
     given = arguments(node)
     x, weight = lowering.value(given["input"]), lowering.constant(given["weight"])
     if x is None or weight is None or len(x.shape) != 4:

@@ -23,7 +23,7 @@ class Form:
 def forms(problem: Convolution) -> tuple[Form, ...]:
     """Return the forms of a pass, its own problem first.
 
-    A gradient by the input with stride 1 is a convolution, too, and there are more kernels for that operator.
+    An input gradient with stride 1 is a convolution, too, and there are more kernels for that operator.
     """
     convolution = problem.as_convolution() if isinstance(problem, Conv2dDgrad) else None
     return (Form(problem), *([Form(convolution, turned=True)] if convolution else []))

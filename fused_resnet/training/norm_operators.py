@@ -34,7 +34,8 @@ Weight and bias are in float32, and so are the statistics: the y of BatchNormSta
 BATCH_NORM_BACKWARD: Callable[..., Any] = torch.ops.fused_resnet.batch_norm_backward.default
 """(gradient, second gradient or None, x, y if a tensor was added, statistics, relu, database) -> gradients.
 
-These are the gradient by x, the y of BatchNormGradientSums, and the gradient by the tensor that was added, if any."""
+These are the gradient with respect to x, the y of BatchNormGradientSums, and, if a tensor was added, the gradient with
+respect to that."""
 MAX_POOL: Callable[..., Any] = torch.ops.fused_resnet.max_pool2d.default
 """(x, text of the pool, text of its gradient, database) -> y. SOLVE computes the gradient."""
 MAX_POOL_PLACES: Callable[..., Any] = torch.ops.fused_resnet.max_pool2d_places.default

@@ -2,7 +2,7 @@
 
 A batch norm in training takes two passes over its input: the statistics, and the normalization. A ReLU behind it is
 fused with the latter, also one after the addition of another tensor. The gradient takes two passes as well: the sums,
-with the mask of the ReLU, and the gradient by the input. In front of any other pointwise operator, such as SiLU, a
+with the mask of the ReLU, and the input gradient. In front of any other pointwise operator, such as SiLU, a
 batch norm is left to Inductor, which fuses both.
 """
 
@@ -170,7 +170,7 @@ class TrainedPool:
 
     @property
     def gradient(self) -> MaxPool2dPlacesGradient:
-        """The gradient by the input."""
+        """The input gradient."""
         return MaxPool2dPlacesGradient(**self._sizes)
 
     @property

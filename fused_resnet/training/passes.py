@@ -1,7 +1,7 @@
 """The passes of a convolution: torch's operators for the output and the gradients -> problems.
 
-torch calls aten.convolution for the output, and aten.convolution_backward for the gradients by the input, the weight
-and the bias. Each of the first three is a problem of its own.
+torch calls aten.convolution for the output, and aten.convolution_backward for the input gradient, the weight
+gradient and the bias gradient. Each of the first three is a problem of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FORWARD = torch.ops.aten.convolution.default
 """(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups) -> y."""
 BACKWARD = torch.ops.aten.convolution_backward.default
 """(dy, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask) -> the
-gradients by x, the weight and the bias."""
+gradients with respect to x, the weight and the bias."""
 BY_INPUT, BY_WEIGHT, BY_BIAS = range(3)
 """Positions of the gradients among the results of BACKWARD, and in its output_mask."""
 
@@ -83,14 +83,14 @@ def with_statistics(problem: Convolution) -> Conv2dStatistics | None:
 
 
 def with_gradient_sums(problem: Convolution, relu: int, gradients: int) -> Conv2dGradientSums | None:
-    """Return the gradient of a pass by its input, with the sums of the batch norm that computed the input.
+    """Return the input gradient of a pass, with the sums of the batch norm that computed the input.
 
     It is None for a pass with a stride, whose gradient is no convolution.
 
     Args:
-        problem: The forward pass, or its gradient by the input.
+        problem: The forward pass, or its input gradient.
         relu: As in TrainedNorm.
-        gradients: Gradients by the input that are added up.
+        gradients: Input gradients that are added up.
     """
     by_input = problem if isinstance(problem, Conv2dDgrad) else Conv2dDgrad(**_sizes(problem))
     convolution = by_input.as_convolution()
@@ -105,12 +105,12 @@ def with_relu(problem: Convolution, has_bias: bool) -> Conv2d | None:
 
 
 def with_mask(problem: Convolution) -> Conv2d | None:
-    """Return the gradient of a pass by its input, as a convolution, where the ReLU that computed the input was active.
+    """Return the input gradient of a pass, as a convolution, where the ReLU that computed the input was active.
 
     It is None for a pass with a stride, whose gradient is no convolution.
 
     Args:
-        problem: The forward pass, or its gradient by the input.
+        problem: The forward pass, or its input gradient.
     """
     by_input = problem if isinstance(problem, Conv2dDgrad) else Conv2dDgrad(**_sizes(problem))
     convolution = by_input.as_convolution()

@@ -1,8 +1,8 @@
 """Fuses ReLUs with the convolutions around them, in a graph of aten operators.
 
-A forward pass computes the ReLU behind it, with the bias between them. A gradient by a ReLU's result, as a convolution,
-applies the ReLU's mask where the graph computes the mask from that result. Each fusion takes place where the database
-has a kernel that is faster than the pass alone and one more pass over the tensor.
+A forward pass computes the ReLU behind it, with the bias between them. A gradient with respect to a ReLU's result, as a
+convolution, applies the ReLU's mask where the graph computes the mask from that result. Each fusion takes place where
+the database has a kernel that is faster than the pass alone and one more pass over the tensor.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ReluFusion:
 
 
 def _mask(node: fx.Node) -> tuple[Any, Any]:
-    """Return the result of a ReLU and the gradient by it, for a call that computes the gradient by its argument."""
+    """Return a ReLU's result and the result's gradient, for a call that computes the ReLU's input gradient."""
     arguments: Any = node.args
     if node.target == _THRESHOLD:
         gradient, active, threshold = arguments

@@ -38,7 +38,7 @@ from fused_resnet.training.norms import (
 from fused_resnet.training.passes import passes, with_gradient_sums, with_mask, with_relu, with_statistics
 
 MOST_GRADIENTS = 2
-"""Gradients by one tensor that the kernels of BatchNormGradientSums add up."""
+"""Gradients with respect to one tensor that the kernels of BatchNormGradientSums add up."""
 
 _KINDS = {"conv2d": "", "conv2d_dgrad": " by input", "conv2d_wgrad": " by weight"}
 """Operator -> what follows the layer's name."""
@@ -53,10 +53,10 @@ class StepProblems:
         others: Calls of torch's convolutions without a problem: transposed ones, or of other dtypes.
         norms: The problems of batch norms and max pools, likewise.
         with_norms: What kernels compute with a part of a batch norm, by the name of the norm. These are forward passes
-            with the statistics of the batch norm behind them, gradients by a norm's result with the sums of its
-            gradient, and the normalizations of two norms whose results are added.
+            with the statistics of the batch norm behind them, gradients with respect to a norm's result with the sums
+            of its gradient, and the normalizations of two norms whose results are added.
         with_relus: What kernels compute with a ReLU, by the name of the convolution: forward passes with the ReLU
-            behind them, and gradients by a ReLU's result with its mask.
+            behind them, and gradients with respect to a ReLU's result with its mask.
     """
 
     named: Mapping[str, Convolution]
@@ -84,7 +84,7 @@ def step_problems(
 
     Args:
         module: The module, in the mode in which it is trained.
-        inputs: Its inputs. The gradient by an input is counted if that requires one.
+        inputs: Its inputs. The gradient with respect to an input is counted if that requires one.
         autocast: The dtype of torch.autocast in the step; None without.
 
     Raises:
@@ -125,7 +125,7 @@ def graph_problems(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) 
 def _noted(
     run: Callable[[], object], leaves: Sequence[torch.Tensor], paths: Mapping[nn.Module, str] = MappingProxyType({})
 ) -> StepProblems:
-    """Return the problems of a function and of its gradients by `leaves`; a FakeTensorMode is active.
+    """Return the problems of a function and of its gradients with respect to `leaves`; a FakeTensorMode is active.
 
     Args:
         run: The forward pass.

@@ -64,7 +64,7 @@ class Winners:
 
         Args:
             problem: The problem with all parts.
-            parts: The parts. Of a gradient by an input the faster form counts.
+            parts: The parts. Of an input gradient the faster form counts.
             device: The device.
         """
         return self._layout_if_faster(problem, sum(self._best_us(one, device) for one in parts), device)
@@ -77,7 +77,7 @@ class Winners:
 
         Args:
             problem: The problem with both.
-            alone: The pass. Of a gradient by an input the faster form counts.
+            alone: The pass. Of an input gradient the faster form counts.
             device: The device.
         """
         n, h, w, c = problem.output_shape
@@ -127,7 +127,7 @@ class Winners:
         return 0.0
 
     def trains(self, device: torch.device) -> bool:
-        """Return whether there is a kernel for a gradient by a weight; raises as `solutions` does."""
+        """Return whether there is a kernel for a weight gradient; raises as `solutions` does."""
         with reader(self.database, self._trusted_keys) as store:
             texts = [text for text in store.problem_texts() if text.startswith(f"{Conv2dWgrad.operator} ")]
         return any(self.solutions(_gradient(text), device) for text in texts)
