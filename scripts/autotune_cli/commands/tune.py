@@ -127,7 +127,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--problem",
         action="append",
         metavar="TEXT",
-        help="a problem to tune; may be repeated. A gradient by the input with stride 1 is tuned as a convolution, too",
+        help="a problem to tune; may be repeated. An input gradient with stride 1 is tuned as a convolution, too",
     )
     single.add_argument(
         "--problems", type=Path, metavar="FILE", help="a file with one problem a line; # starts a comment"

@@ -1,6 +1,6 @@
 """The contestants of a layer: our tuned kernels, cuDNN's execution plans, and torch's operators.
 
-A gradient by the input with stride 1 is a convolution, too. Kernels and plans of both problems are contestants.
+An input gradient with stride 1 is a convolution, too. Kernels and plans of both problems are contestants.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def torch_contestants(case: CandidateBench) -> Iterator[Contestant]:
 
 
 def _torch_gradient(case: CandidateBench) -> Contestant:
-    """Return torch's operator for a gradient by the input or by the weight, with channels-last operands."""
+    """Return torch's operator for an input gradient or a weight gradient, with channels-last operands."""
     assert isinstance(case.problem, Convolution)
     gradient = aten.convolution(case.problem, torch.channels_last, case.tensors)
 
