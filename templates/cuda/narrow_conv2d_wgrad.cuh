@@ -1,4 +1,4 @@
-// Gradient of a convolution by its weight for up to four input channels, channels last: mma.sync or wgmma with float32
+// Weight gradient of a convolution for up to four input channels, channels last: mma.sync or wgmma with float32
 // sums, the same bits in each run.
 //
 // The sum runs over pixels of dy, 16 a product. A product's rows are output channels, its columns are elements of x

@@ -1,5 +1,5 @@
-// A convolution whose output is the gradient by a batch normalization's result: the epilogue adds a second gradient,
-// sets to 0 what a ReLU did not pass on, and adds up the sums of the normalization's gradient (problem
+// A convolution whose output is the gradient with respect to a batch normalization's result: the epilogue adds a second
+// gradient, sets to 0 what a ReLU did not pass on, and adds up the sums of the normalization's gradient (problem
 // conv2d_gradient_sums).
 //
 // The tensors that it reads are loaded for 32 channels of all pixels of a thread, while those before are added up.

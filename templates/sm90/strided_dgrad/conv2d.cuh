@@ -1,4 +1,4 @@
-// Gradient of a strided convolution by its input for Hopper: TMA loads, wgmma, NHWC, float32 sums.
+// Input gradient of a strided convolution for Hopper: TMA loads, wgmma, NHWC, float32 sums.
 //
 // The pixels of dx that are a stride apart from each other meet the same taps of the filter. They are a phase: a
 // convolution of dy with these taps and stride 1, whose results lie a stride apart. A stride of 2 along both axes has

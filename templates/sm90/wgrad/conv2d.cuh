@@ -1,4 +1,4 @@
-// Gradient of a convolution by its weight for Hopper: TMA loads, wgmma, NHWC, float32 sums, the same bits in each run.
+// Weight gradient of a convolution for Hopper: TMA loads, wgmma, NHWC, float32 sums, the same bits in each run.
 //
 // The sum over pixels runs over 16 images of one pixel at a time: a product takes 16 images of a pixel of dy (64
 // channels of the output) and of the pixel of x that a filter tap meets (channels of the input). Both are boxes whose

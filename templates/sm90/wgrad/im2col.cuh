@@ -1,4 +1,4 @@
-// Gradient of a convolution by its weight as one matrix product, for Hopper: TMA loads, wgmma, NHWC, float32 sums, the
+// Weight gradient of a convolution as one matrix product, for Hopper: TMA loads, wgmma, NHWC, float32 sums, the
 // same bits in each run.
 //
 // It is the sum over all pixels of dy (k channels) times the pixels of x that each tap meets (c channels for each tap).

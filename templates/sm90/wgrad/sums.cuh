@@ -1,4 +1,4 @@
-// The end of a gradient by the weight: the sums of all blocks that share a tile's pixels, the steps, and the result.
+// The end of a weight gradient: the sums of all blocks that share a tile's pixels, the steps, and the result.
 //
 // A block leaves its sums in shared memory, a row of kN channels for each output channel of each tap. The blocks of a
 // cluster add them through distributed shared memory, each for a part of the tile. With several clusters a tile these
