@@ -1,4 +1,4 @@
-"""The gradient by the weight for few input channels: its own text, run on a CPU."""
+"""The weight gradient for few input channels: its own text, run on a CPU."""
 
 import pytest
 from comparison import relative_error

@@ -1,4 +1,4 @@
-"""The Hopper gradient by the weight: its own text, run on a CPU."""
+"""The Hopper weight gradient: its own text, run on a CPU."""
 
 import pytest
 from comparison import relative_error

@@ -1,4 +1,4 @@
-"""The Hopper gradient of a strided convolution by its input: its own text, run on a CPU."""
+"""The Hopper input gradient of a strided convolution: its own text, run on a CPU."""
 
 import pytest
 from comparison import relative_error

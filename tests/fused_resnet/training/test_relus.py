@@ -70,7 +70,7 @@ def chains(solved):
 def test_convolutions_compute_the_relus_around_them(tuned, tmp_path, solved, monkeypatch, inductor):
     monkeypatch.setenv("AUTOTUNE_INDUCTOR", inductor)
     assert_trains_as_torch(with_slow(tuned, tmp_path, "text LIKE '%epilogue=none'"))
-    # The gradient by the result of `second` has a stride, and that of `third` has another summand.
+    # The gradient with respect to the result of `second` has a stride, and that of `third` has another summand.
     assert chains(solved) == ["bias,relu", "bias,relu", "relu", "relu_mask"]
 
 

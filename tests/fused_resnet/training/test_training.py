@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.compile,
     pytest.mark.filterwarnings("ignore:a training step runs on torch's operators", "ignore:.*is not tuned"),
 ]
-NUM_CONVOLUTIONS = 17  # passes of Small, without the gradient by the input
+NUM_CONVOLUTIONS = 17  # passes of Small, without the gradient with respect to its input
 NUM_PASSES = NUM_CONVOLUTIONS + 4  # those of the batch norm included
 
 
