@@ -256,9 +256,9 @@ class Tuner:
             found = self._foreign.plan(device.name, network.key) if self._foreign else None
             if found and not self.store.plan(device, network.key):
                 self.progress.stage("trying the plans of other databases")
-                copied = copy_plan(network, *found, self.builder, trials, self.time_left)
-                if copied.choices:
-                    self._copied_plans[network.key] = copied
+                plan = copy_plan(network, *found, self.builder, trials, self.time_left)
+                if plan.choices:
+                    self._copied_plans[network.key] = plan
         trials.drain()
         for network in self._planned:
             if copied := self._copied_plans.get(network.key):
