@@ -136,9 +136,10 @@ class StudyManager:
             self._by_group.setdefault(study.space.kernel_group, []).append(study)
 
     @property
-    def enumerated(self) -> set[Problem]:
-        """Return the problems of which at least one space was enumerated."""
-        return {space.problem for space in self._enumerated}
+    def without_configs(self) -> set[Problem]:
+        """Return the problems of which at least one space was enumerated, and none has a config."""
+        with_configs = {space.problem for space in self._enumerated if space.configs}
+        return {space.problem for space in self._enumerated} - with_configs
 
     def studies_of(self, kernel: Kernel) -> Sequence[SpaceStudy]:
         """Return the studies whose spaces have kernels of a kernel's family, dtype and epilogue."""

@@ -123,7 +123,7 @@ def _why_not_searched(tuner: Tuner, problem: Problem) -> str:
         return ""
     if tuner.options.only and serving(problem, arch):
         return "not searched: --only names no family that supports it"
-    if serving(problem, arch) and problem not in tuner.study_manager.enumerated:
+    if serving(problem, arch) and problem not in tuner.study_manager.without_configs:
         return "not searched: the budget was too short"
     return f"{unsupported_reason(problem, arch)}: only torch's operators run it"
 
