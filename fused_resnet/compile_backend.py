@@ -49,7 +49,7 @@ class CompileOptions:
         tuning_db: Path or URL of the database. Without one, that of the environment variable AUTOTUNE_DB, or else
             autotune/tuning.db in the user's cache.
         tune: A key of TUNE.
-        budget: For tune="missing": time of the search for each input shape, such as "60s".
+        budget: For tune="missing": time of the whole run for each input shape, such as "60s".
         precision: None, "tf32", "int8" or "fp8", as for FusedResNet.from_model.
         calibration: For "int8" and "fp8": the scales that fused_resnet.quantization.calibrate returned.
         graph: On a GPU, replay the network as a CUDA graph.
