@@ -43,6 +43,12 @@ class TuneLimits:
     jobs: int | None = None
     only: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Check the numbers; raises InputError for one below 1."""
+        for name, count in (("trials", self.trials), ("jobs", self.jobs)):
+            if count is not None and count < 1:
+                raise InputError(f"{name} is {count}, and must be at least 1: leave it out for the default")
+
     @property
     def seconds(self) -> float | None:
         """The budget in seconds; raises InputError if it is not a time."""

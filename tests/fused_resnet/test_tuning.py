@@ -46,6 +46,9 @@ def test_inputs_that_are_no_tensors_and_budgets_that_are_no_times_are_refused(tm
         tune(model(), ["x"], tmp_path / "x.db")
     with pytest.raises(InputError, match="'soon' is not a time"):
         tune(model(), torch.ones(1, 4, 8, 8), tmp_path / "x.db", budget="soon")
+    for limit in ("trials", "jobs"):
+        with pytest.raises(InputError, match=f"{limit} is 0, and must be at least 1"):
+            tune(model(), torch.ones(1, 4, 8, 8), tmp_path / "x.db", **{limit: 0})
     assert not (tmp_path / "x.db").exists()
 
 

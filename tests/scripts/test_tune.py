@@ -102,6 +102,15 @@ def test_numbers_that_are_none_are_refused():
 
 
 @pytest.mark.process
+def test_a_budget_of_nothing_is_not_the_default(tmp_path):
+    arguments = ("--arch", "cpu", "--problem", CONV.format(n=2), "--from-db", "none", "--db", tmp_path / "x.db")
+    done = script("tune", *arguments, "--budget", "0s")
+    assert "The budget ended before the measuring process had started: give a longer --budget" in " ".join(
+        done.stdout.split()
+    )
+
+
+@pytest.mark.process
 def test_a_foreign_database_is_left_alone(tmp_path):
     foreign = tmp_path / "photos.db"
     with closing(sqlite3.connect(foreign)) as connection:

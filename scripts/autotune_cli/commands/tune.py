@@ -248,7 +248,9 @@ def main(args: argparse.Namespace) -> int:
         stack.enter_context(timeline.recording(args.trace))
         timeline.switch(timeline.Lane.PHASES, PREPARATION, since=args.started)
         found = stack.enter_context(machines(args))
-        budget = args.budget or num_requests(args) * sum(group.bench.budget for group in found.groups)
+        budget = args.budget
+        if budget is None:
+            budget = num_requests(args) * sum(group.bench.budget for group in found.groups)
         work = Deadline.after(budget, args.started).before(min(SUMMARY_SECONDS, SUMMARY_SHARE * budget))
         left = [work.share(1 / (len(found.groups) - place)) for place in range(len(found.groups) - 1)] + [work]
         code = 0
