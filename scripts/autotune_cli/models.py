@@ -259,7 +259,10 @@ def _from_file(path: Path, function: str) -> nn.Module:
     if not callable(make):
         have = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise UnknownNameError(f"'{path}' has no function '{function}'; it has {', '.join(have) or 'none'}")
-    model = make()
+    try:
+        model = make()
+    except Exception as error:
+        raise AutotuneError(f"'{path}:{function}' failed: {one_line(error)}") from error
     if not isinstance(model, nn.Module):
         raise AutotuneError(f"'{path}:{function}' returned a {type(model).__name__}: it must return an nn.Module")
     return model

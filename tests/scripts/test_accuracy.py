@@ -61,3 +61,11 @@ def test_mistakes_are_told_in_a_line(arguments, said):
         pytest.skip("there may be a GPU")
     done = script("accuracy", *arguments)
     assert done.returncode == 2 and done.stderr.startswith("error: ") and said in done.stderr
+
+
+def test_a_database_that_is_absent_is_told_before_the_training(tmp_path):
+    saved = tmp_path / "trained.pt"
+    small = ("--steps", 1, "--train-batch", 2, "--width", 4, "--size", 16, "--save", saved)
+    done = script("accuracy", "--device", "cpu", "--db", tmp_path / "absent.db", *small)
+    assert done.returncode == 2 and "absent.db" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert not saved.exists()

@@ -19,6 +19,9 @@ def net():
 
 def number():
     return 3
+
+def broken():
+    raise ValueError("no weights")
 """
 
 
@@ -93,7 +96,8 @@ def test_mistakes_are_told_in_a_sentence(empty_db, tmp_path):
     wrong = {
         "torchvision:NAME": ["--model", "resnet9000"],
         "no file": ["--model", f"{tmp_path}/absent.py:net"],
-        "it has net, number": ["--model", f"{path}:nothing"],
+        "it has net, number, broken": ["--model", f"{path}:nothing"],
+        ":broken' failed: ValueError: no weights": ["--model", f"{path}:broken"],
         "returned a int": ["--model", f"{path}:number"],
         "--input C,H,W": ["--model", f"{path}:net"],
         "x.db": ["--model", f"{path}:net", "--input", "3,8,8", "--db", "x.db"],
@@ -102,6 +106,10 @@ def test_mistakes_are_told_in_a_sentence(empty_db, tmp_path):
         "tf32 is for --dtype f32": ["--db", empty_db, "--precision", "tf32", "--dtype", "bf16"],
         "is not a trace": ["--from", str(path)],
         "absent.json": ["--from", f"{tmp_path}/absent.json"],
+        "runs nothing: leave out --db": ["--from", str(path), "--db", "x.db"],
+        "runs nothing: leave out --channels-last, --precision": [
+            *("--from", str(path), "--precision", "int8", "--channels-last")
+        ],
         "torchvision": ["--model", "torchvision:resnet5O"],
     }
     if not torch.cuda.is_available():

@@ -41,7 +41,7 @@ from fused_resnet.networks import se_resnet9_fixup
 from fused_resnet.quantization import DEFAULT_METHOD, METHODS, compare
 from fused_resnet.quantization.calibrate import calibrate
 from fused_resnet.quantization.scales import CalibratedScales
-from tuning_db import Store
+from tuning_db import Store, reader
 
 PRECISIONS = {
     "f32": ("f32", None),
@@ -101,6 +101,9 @@ def main(arguments: argparse.Namespace) -> None:
     device = torch_device(arguments.device)
     names = arguments.precision or usual_precisions(device)
     wanted = [require_one_of("precision", name, list(PRECISIONS)) for name in names]
+    if arguments.db:
+        with reader(arguments.db):
+            pass  # a database that cannot be read is reported now, not after minutes of training
     case = random_case(arguments, device) if arguments.model else trained_case(arguments, device)
     expected = outputs(case.module, case.batches)
     record = {

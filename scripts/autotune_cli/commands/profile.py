@@ -44,6 +44,9 @@ from autotune_cli.profiles import page, report
 from autotune_cli.record import one_line, provenance, write
 from fused_resnet.profile_subject import of_fused
 
+RUN_ONLY = ("input", "in_channels", "dtype", "channels_last", "cudnn", "compile", "db", "precision")
+"""Options that only a run uses, and that are empty by default."""
+
 
 def main(arguments: argparse.Namespace) -> None:
     check_options(arguments)
@@ -87,6 +90,9 @@ def check_options(arguments: argparse.Namespace) -> None:
     """Raise AutotuneError for options that do not go together."""
     if len(arguments.from_traces or []) > 2:
         raise AutotuneError("--from takes one trace, or two to show side by side")
+    if arguments.from_traces and (ignored := [name for name in RUN_ONLY if getattr(arguments, name)]):
+        options = ", ".join("--" + name.replace("_", "-") for name in ignored)
+        raise AutotuneError(f"--from shows recorded traces and runs nothing: leave out {options}")
     if arguments.precision and not arguments.db:
         raise AutotuneError("--precision is for FusedResNet: give --db FILE, its database, too")
     if arguments.layer and arguments.compile:
