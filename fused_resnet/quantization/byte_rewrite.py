@@ -17,6 +17,7 @@ a network can be tuned without a calibration.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -182,11 +183,16 @@ class _Rewriter:
         """Return the scale of an activation in bytes."""
         name = scaled_as(self._wiring, self._chosen, buffer)
         try:
-            return Scale(name, self._scales[name])
+            scale = self._scales[name]
         except KeyError:
             raise CaptureError(
                 f"calibration has no scale for {name}: calibrate with inputs of this shape, too"
             ) from None
+        if isinstance(scale, str) or not 0 < scale < math.inf:
+            raise CaptureError(
+                f"calibration has the scale {scale!r} for {name}, and a scale is a positive number: calibrate again"
+            )
+        return Scale(name, scale)
 
     def _is_bytes(self, buffer: str) -> bool:
         return buffer in self._wiring.maker and self._wiring.maker[buffer][0].name in self._chosen

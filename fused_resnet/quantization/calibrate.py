@@ -66,8 +66,8 @@ def calibrate(
     Raises:
         CaptureError: The module cannot be captured.
         InputError: A batch holds no tensor, or forward does not take it.
-        ProblemError: There are no batches, a batch has several inputs, an input is not finite, a result is no number,
-            or `max_loss` is not positive.
+        ProblemError: There are no batches, a batch has several inputs, an input is empty, not dense or not finite, a
+            result is no number, or `max_loss` is not positive.
         UnknownNameError: There is no such method or precision.
     """
     require_one_of("calibration method", method, list(METHODS))
@@ -77,6 +77,10 @@ def calibrate(
     if isinstance(batches, torch.Tensor | Mapping):
         kind = "tensor" if isinstance(batches, torch.Tensor) else "dictionary"
         raise ProblemError(f"calibration: it takes batches, and a {kind} was given: give a list of them, such as [x]")
+    if not isinstance(batches, Iterable):
+        raise ProblemError(
+            f"calibration: it takes batches, and a {type(batches).__name__} was given: give a list of them, such as [x]"
+        )
     if id(model) in map(id, networks()):
         raise ProblemError("calibration: the model is a FusedResNet already: give the module that it was made from")
     exact = copy.deepcopy(model).eval().float()
@@ -105,10 +109,7 @@ def calibrate(
 
         for batch in batches:
             given, arguments = _input(exact, batch)
-            # A copy, because a generator may fill one tensor again and again.
-            x = given.to(device, torch.float32 if given.is_floating_point() else given.dtype, copy=True)
-            if not x.isfinite().all():
-                raise ProblemError("calibration: a batch holds values that are not finite: check the batches")
+            x = _copied(given, device)
             if x.shape not in layers:
                 layers[x.shape] = capture_module(exact, Signature.of([x], arguments), "f32").network.layers
             run_layers(layers[x.shape], constants, x, written=observe)
@@ -146,7 +147,7 @@ def _input(model: nn.Module, batch: Any) -> tuple[torch.Tensor, str]:
     taken = {name: value for name, value in batch.items() if names is None or name in names}
     if not taken:
         raise ProblemError(
-            f"calibration: a batch is a dictionary of {', '.join(map(repr, batch))}, and forward takes "
+            f"calibration: a batch is a dictionary of {', '.join(map(repr, batch)) or 'nothing'}, and forward takes "
             f"{', '.join(map(repr, names or ()))}: give the input by that name, or the tensor itself"
         )
     arguments, tensors = take_apart(positions(model), (), taken)
@@ -157,6 +158,20 @@ def _input(model: nn.Module, batch: Any) -> tuple[torch.Tensor, str]:
         )
     check_arguments(model, arguments)
     return tensors[0], arguments
+
+
+def _copied(given: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return an input on a device, in float32 or integers; raises ProblemError if it has no values or infinite ones."""
+    if given.layout != torch.strided or given.is_meta:
+        kind = "without memory (meta)" if given.is_meta else f"in the layout {given.layout}"
+        raise ProblemError(f"calibration: a batch is a tensor {kind}: give dense tensors with values")
+    if not given.numel():
+        raise ProblemError(f"calibration: a batch of the shape {tuple(given.shape)} is empty: leave it out")
+    # A copy, because a generator may fill one tensor again and again.
+    x = given.to(device, torch.float32 if given.is_floating_point() else given.dtype, copy=True)
+    if not x.isfinite().all():
+        raise ProblemError("calibration: a batch holds values that are not finite: check the batches")
+    return x
 
 
 def _parameters(model: nn.Module) -> list[str] | None:
