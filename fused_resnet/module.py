@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from autotune.ir import TENSOR_DTYPES, Network
+from autotune.ir import BYTE_FORMATS, BYTE_PRECISIONS, TENSOR_DTYPES, Network
 from autotune.libraries import inductor
 from autotune.runtime import ExecutionContext, NetworkPlan
 from fused_resnet import torch_op
@@ -505,6 +505,13 @@ class FusedResNet(nn.Module):
                 + (f". Inductor compiles nothing: {plan.not_compiled}" if plan.not_compiled and network.whole else "")
                 + (f". Inductor compiles no more than {_MAX_COMPILED_PLANS} plans of a module" if at_limit else ""),
                 stacklevel=9,  # the caller's line: our six functions and torch's two around `forward` lie between
+            )
+        precision = self._source.precision
+        if precision in BYTE_PRECISIONS and not any(layer.problem.dtype in BYTE_FORMATS for layer in network.layers):
+            warnings.warn(
+                f"no layer of {self._source.name} runs in 8 bits for batch {network.batch}, so precision='{precision}' "
+                "changes nothing: print(net.explain(x)) says why, and without precision= no calibration is needed",
+                stacklevel=9,
             )
         return plan
 

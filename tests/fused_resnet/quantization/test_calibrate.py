@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 
 import pytest
 import torch
@@ -254,6 +255,11 @@ def test_calibration_says_what_a_batch_must_be(empty_db):
         ([x.numpy()], "is a ndarray, not a tensor: give torch.from_numpy"),
         ([()], "is a tuple, not a tensor"),
         ([{"image": x / 0}], "a batch holds values that are not finite"),
+        ([{"image": x}, {"image": x[:0]}], r"a batch of the shape \(0, .*\) is empty: leave it out"),
+        ([{"image": x.to_sparse()}], "a batch is a tensor in the layout torch.sparse_coo: give dense tensors"),
+        ([{"image": x.to("meta")}], r"a batch is a tensor without memory \(meta\): give dense tensors"),
+        ([{}], "dictionary of nothing, and forward takes 'image', 'scale'"),
+        (5, "it takes batches, and a int was given: give a list of them"),
     ]:
         with pytest.raises(AutotuneError, match=said):
             calibrate(model, batches)
@@ -266,6 +272,34 @@ def test_calibration_says_what_a_batch_must_be(empty_db):
 class Logarithm(nn.Module):
     def forward(self, x):
         return torch.log(x)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf, "1"])
+def test_a_scale_is_a_positive_number(scale, empty_db):
+    model, x = narrow()
+    scales = dict.fromkeys(calibrate(model, [x]), scale)
+    with pytest.raises(CaptureError, match="and a scale is a positive number: calibrate again"):
+        FusedResNet.from_model(model, empty_db, precision="int8", calibration=scales)(x)
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_a_network_without_a_layer_in_bytes_says_so(precision, empty_db):
+    """The first and the last convolution stay in float32, and the one between them would need two casts."""
+    x = torch.rand(2, 16, 9, 9)
+    warned = {}
+    for count in (2, 3, 5):
+        convolutions = [layer for _ in range(count) for layer in (nn.Conv2d(16, 16, 3, padding=1), nn.ReLU())]
+        model = nn.Sequential(*convolutions).eval()
+        scales = calibrate(model, [x], precision=precision)
+        net = FusedResNet.from_model(model, empty_db, precision=precision, calibration=scales, inductor=False)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = net(x)
+        said = f"no layer of Sequential runs in 8 bits for batch 2, so precision='{precision}' changes nothing"
+        [warned[count]] = [[said in str(one.message) for one in caught if "8 bits" in str(one.message)]]
+        with torch.no_grad():
+            assert torch.allclose(result, model(x), rtol=1e-4, atol=1e-5) == (count < 5)
+    assert warned == {2: [True], 3: [True], 5: []}
 
 
 def test_calibration_says_what_it_cannot_use(empty_db):
