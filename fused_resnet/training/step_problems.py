@@ -116,7 +116,9 @@ def graph_problems(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) 
     sizes = [size for one in tensors for size in (*one.shape, *one.stride())]
     if not all(isinstance(one, int) for one in sizes) or any(isinstance(one, torch.SymInt) for one in example_inputs):
         return None
-    with FakeTensorMode(allow_non_fake_inputs=True) as fakes:
+    # Hooks of the caller, such as those of torch.utils.checkpoint, would count these tensors among the step's own.
+    own_hooks = torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
+    with own_hooks, FakeTensorMode(allow_non_fake_inputs=True) as fakes:
         given = [_fake(fakes, one) if isinstance(one, torch.Tensor) else one for one in example_inputs]
         leaves = [one for one in given if isinstance(one, torch.Tensor)]
         return _noted(lambda: graph_module(*given), leaves)
@@ -151,6 +153,10 @@ def _noted(
         except Exception as error:  # a module may run anything
             raise CaptureError(f"the training step cannot be traced: {in_one_line(error)}") from error
     return StepProblems(notes.named(), notes.others, norms.named(), norms.fused(), relus.fused())
+
+
+def _as_it_is(saved: torch.Tensor) -> torch.Tensor:
+    return saved
 
 
 def _fake(fakes: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:

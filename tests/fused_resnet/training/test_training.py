@@ -11,6 +11,7 @@ import torch
 from data_parallel import parallel_network, train
 from databases import slow_down
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from training_networks import Small, images, relative_error
 
 from fused_resnet import FusedResNet
@@ -136,6 +137,15 @@ def test_derivatives_in_float64_are_those_of_finite_differences(step_db, monkeyp
     assert torch.autograd.gradcheck(
         lambda x, *_: step(x), (images(1).double().requires_grad_(), *checked), fast_mode=True
     )
+
+
+def test_the_first_call_may_be_inside_a_checkpoint(step_db, solved):
+    """torch.utils.checkpoint compares the tensors that both runs of the forward pass save."""
+    trained = network()
+    reference, x = copy.deepcopy(trained).double(), images()
+    checkpoint(compiled(trained, step_db), x, use_reentrant=False).square().sum().backward()
+    assert solved
+    assert_gradients_are_right(trained, reference, x)
 
 
 def test_a_parameter_that_is_frozen_later(step_db):
