@@ -69,6 +69,11 @@ def compile_seconds(family: str, config: str) -> float:
     return COMPILE_SECONDS.get(json.loads(config)["mode"], 0.0) if family == FAMILY else 0.0
 
 
+def compiles(candidate: str) -> bool:
+    """Return whether Inductor compiles a candidate, by its text in the details of a plan."""
+    return candidate.startswith(FAMILY)
+
+
 def is_wanted(choice: bool | None = None) -> bool:
     """Return a caller's choice; without one, whether the environment variable SWITCH allows to compile."""
     return os.environ.get(SWITCH) != "0" if choice is None else choice

@@ -39,7 +39,7 @@ def prefer_untimed(store: Store, device: Device, network: Network, compiled: Ker
     measured = store.measurements(device, str(layer.problem))
     if any(row.kernel_id == compiled.id for row in measured):
         return False
-    if any(map(_is_of_inductor, plan.details.get("torch_us", {}))):
+    if any(map(inductor.compiles, plan.details.get("torch_us", {}))):
         return False
     eager = [row.median_us for row in measured if row.median_us and row.kernel.family == aten.FAMILY]
     is_complete = all(choice["us"] is not None for choice in plan.choices)
@@ -60,7 +60,3 @@ def prefer_untimed(store: Store, device: Device, network: Network, compiled: Ker
         details={**plan.details, "samples_us": [], "alternatives": [WHOLE], "untimed": True},
     )
     return True
-
-
-def _is_of_inductor(candidate: str) -> bool:
-    return candidate.startswith(inductor.FAMILY)

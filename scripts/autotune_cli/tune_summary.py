@@ -213,7 +213,7 @@ def outcome_text(plan: PlanRow) -> str:
 
 def _runner(candidate: str) -> str:
     """Return what runs a candidate for a whole network, as users call it."""
-    return "torch.compile" if candidate.startswith(inductor.FAMILY) else "eager PyTorch"
+    return "torch.compile" if inductor.compiles(candidate) else "eager PyTorch"
 
 
 def _use(request: TuneRequest, database: str) -> str:

@@ -5,25 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from two_layer_network import LAYERS, NETWORK, put_kernels
+from two_layer_network import LAYERS, NETWORK
 
 from autotune.core import device_target
 from autotune.ir import CallerTensor, Network, NetworkKey, with_batch
 from autotune.runtime.selection import select
-from tuning_db import Store
-
-
-@pytest.fixture
-def store(tmp_path):
-    with Store.create(tmp_path / "t.db") as store:
-        yield store
-
-
-@pytest.fixture
-def kernels(store):
-    """A device, and kernels by (layer, number): two for each layer, of which number 0 is faster alone."""
-    return put_kernels(store)
-
 
 SIZED = {2: 9.0, 8: 20.0}
 """Batch size -> the time of its plan."""

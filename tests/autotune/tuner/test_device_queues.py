@@ -16,7 +16,6 @@ from autotune.tuner.device_queues import DeviceQueues
 from autotune.tuner.library_candidates import operator_rows
 from autotune.tuner.time_breakdown import IDLE
 from autotune.tuner.trial_queue import WantedTrial
-from tuning_db import Store
 
 pytestmark = pytest.mark.process
 
@@ -42,12 +41,6 @@ class Notes(Progress):
 
     def note(self, text):
         self.notes.append(text)
-
-
-@pytest.fixture
-def store(tmp_path):
-    with Store.create(tmp_path / "x.db") as store:
-        yield store
 
 
 def queues(store, workers, progress):

@@ -9,7 +9,7 @@ import torch
 from crossed_network import crossed_network
 from databases import with_wrong_kernel
 from processes import TUNED_BATCH
-from two_layer_network import LAYERS, NETWORK, TableDevice, put_kernels
+from two_layer_network import LAYERS, NETWORK, VALLEYS, TableDevice
 
 from autotune.core import Deadline, device_name
 from autotune.ir import INPUT, OUTPUT, Network, NetworkKey
@@ -19,18 +19,6 @@ from autotune.tuner.copied_plans import CopiedPlan
 from autotune.tuner.network_tuner import record_copied_plan, tune_network_plan
 from fused_resnet.networks.se_resnet9_fixup_layers import network as seed_network
 from tuning_db import Store
-
-
-@pytest.fixture
-def store(tmp_path):
-    with Store.create(tmp_path / "t.db") as store:
-        yield store
-
-
-@pytest.fixture
-def kernels(store):
-    """A device, and kernels by (layer, number): two for each layer, of which number 0 is faster alone."""
-    return put_kernels(store)
 
 
 def plan_of(row, kernels):
@@ -50,10 +38,6 @@ def save(store, device, kernels, numbers, network=NETWORK):
     store.put_plan(
         device_id=device.id, network=network.key, median_us=9.0, spread_us=0.1, choices=choices, details={}
     )  # fmt: skip
-
-
-VALLEYS = {(0, 0): 10.0, (0, 1): 12.0, (1, 0): 11.0, (1, 1): 8.0}
-"""From the winners no single change is an improvement, and still there is a faster plan."""
 
 
 def test_from_the_winners_it_goes_where_no_single_change_helps(store, kernels):

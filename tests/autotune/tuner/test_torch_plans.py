@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from sqlalchemy import text
-from two_layer_network import LAYERS, NETWORK, TableDevice, put_kernels
+from two_layer_network import LAYERS, NETWORK, VALLEYS, TableDevice
 
 from autotune.core import Deadline, OutOfTimeError
 from autotune.ir import (
@@ -27,10 +27,6 @@ from autotune.runtime.selection import select
 from autotune.tuner.network_tuner import tune_network_plan
 from autotune.tuner.untimed_inductor import prefer_untimed
 from autotune_cli.tune_summary import outcome_text, plan_text
-from tuning_db import Store
-
-VALLEYS = {(0, 0): 10.0, (0, 1): 12.0, (1, 0): 11.0, (1, 1): 8.0}
-"""Times of plans: the fastest one is two changes away from the winners."""
 
 CALL = TorchCall(
     n=2,
@@ -63,18 +59,6 @@ class DeviceWithTorch(TableDevice):
             return [Result("crashed", "a plan failed")] * len(plans)
         results |= {key: Result("ok", median_us=us, spread_us=0.1, samples_us=[us]) for key, us in times.items()}
         return [results[id(plan)] for plan in plans]
-
-
-@pytest.fixture
-def store(tmp_path):
-    with Store.create(tmp_path / "t.db") as store:
-        yield store
-
-
-@pytest.fixture
-def kernels(store):
-    """A device, and kernels by (layer, number): two for each layer, of which number 0 is faster alone."""
-    return put_kernels(store)
 
 
 @pytest.fixture
