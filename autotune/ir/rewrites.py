@@ -136,7 +136,8 @@ def fuse_skip(conv: Layer, project: Layer, adding: Layer, name: str) -> Layer | 
     """Return two convolutions whose results are added as one layer, without the result of either.
 
     None unless both have no step but biases before the sum, and in bytes a scale before these, and `project` is a 1x1
-    convolution without padding. In bytes the result is closer to the exact one: the sum is rounded once.
+    convolution without padding. In bytes the result is closer to the exact one: the sum is rounded once. A step
+    `mul_scalar` behind the sum becomes a factor of scales and bias there.
 
     Args:
         conv: The first.
@@ -168,6 +169,10 @@ def fuse_skip(conv: Layer, project: Layer, adding: Layer, name: str) -> Layer | 
     biases = [(layer, step) for layer, steps in ahead for step in steps]
     if any(step.name != "bias" for _, step in biases):
         return None
+    scalars, factor = adding.scalars, tuple[ConstantSource, ...]()
+    if scales and after and after[0].name == "mul_scalar":  # the conversion to the output's scale
+        factor, scalars, after = scalars[:1], scalars[1:], after[1:]
+        scales = {name: ConstantExpr("product", (scale, *factor)) for name, scale in scales.items()}
     fields = _fields_without_epilogue(product)
     chain = Epilogue((*("bias" for _ in biases[:1]), *(step.name for step in after)))
     problem = Conv2dSkip(**fields, skip_h=skip.h, skip_w=skip.w, skip_c=skip.c, skip_stride=skip.stride, epilogue=chain)
@@ -176,10 +181,11 @@ def fuse_skip(conv: Layer, project: Layer, adding: Layer, name: str) -> Layer | 
     arguments = list(problem.epilogue.arguments)
     if biases:
         values = [layer.weights[step.arguments[0].name] for layer, step in biases]
-        weights[arguments.pop(0).name] = values[0] if len(values) == 1 else ConstantExpr("sum", tuple(values))
+        bias = values[0] if len(values) == 1 else ConstantExpr("sum", tuple(values))
+        weights[arguments.pop(0).name] = ConstantExpr("product", (bias, *factor)) if factor else bias
     kept = [(adding, argument) for step in after for argument in step.arguments]
     _add_arguments(kept, arguments, buffers, weights)
-    return Layer(name, problem, buffers, weights, adding.scalars)
+    return Layer(name, problem, buffers, weights, scalars)
 
 
 def fuse_concat(concat: Layer, conv: Layer, name: str) -> Layer | None:

@@ -74,8 +74,15 @@ class Workload:
         """Scale epilogue arguments so that results spread over the range of a byte instead of saturating.
 
         They are those of the first step that scales, and of the first one after each anchor, in the order of the chain.
+        Scales that the problem itself has, as conv2d_skip, come before them.
         """
         chain = self.problem.epilogue
+        in_chain = {argument.name for argument in chain.arguments}
+        vectors = [operand.name for operand in self.problem.operands() if operand.role == "vector"]
+        if own := [name for name in vectors if name not in in_chain]:
+            gain = self._gain(Epilogue(), 0)
+            for name in own:
+                self.tensors[name] *= gain
         for anchors, part in enumerate(chain.parts):
             step = next((step for step in part if step.name in ("scale", "mul_scalar")), None)
             if step:
@@ -89,19 +96,23 @@ class Workload:
             anchors: Number of anchors among these.
             step: The step.
         """
-        inputs, own = self._inputs(torch.float32), self.problem.scalars
-        with torch.no_grad():
-            functions = self.problem.reference_anchors(inputs)[:anchors]
-            values, _ = before.apply(
-                self.problem.reference(inputs, self.scalars[:own]), inputs, self.scalars[own:], functions
-            )
-        gain = _BYTE_RMS / max(float(values.square().mean().sqrt()), 1e-30)
+        gain, own = self._gain(before, anchors), self.problem.scalars
         (argument,) = step.arguments
         if argument.kind == "vector":
             self.tensors[argument.name] *= 2 * gain  # random_tensor halves vectors
         else:
             index = own + argument.index
             self.scalars = tuple(s * (gain if i == index else 1.0) for i, s in enumerate(self.scalars))
+
+    def _gain(self, before: Epilogue, anchors: int) -> float:
+        """Return the factor that makes the values after some steps spread over the range of a byte."""
+        inputs, own = self._inputs(torch.float32), self.problem.scalars
+        with torch.no_grad():
+            functions = self.problem.reference_anchors(inputs)[:anchors]
+            values, _ = before.apply(
+                self.problem.reference(inputs, self.scalars[:own]), inputs, self.scalars[own:], functions
+            )
+        return _BYTE_RMS / max(float(values.square().mean().sqrt()), 1e-30)
 
     def _inputs(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Return all operands but the outputs, which are not written yet, in a dtype."""

@@ -44,6 +44,8 @@ OF_BYTES = [
     "stem_cast n=2 h=31 w=40 c=4 k=40 r=3 s=3 stride=2 pad=1 result=s8 dtype=bf16 epilogue=bias,silu,mul_scalar",
 ]
 CONVOLUTIONS = [
+    "conv2d_skip n=9 h=56 w=56 c=64 k=256 skip_h=56 skip_w=56 skip_c=64 dtype=e4m3 epilogue=bias,relu",
+    "conv2d_skip n=7 h=14 w=13 c=256 k=1024 skip_h=28 skip_w=26 skip_c=512 skip_stride=2 dtype=e4m3 epilogue=bias",
     "conv2d n=3 h=13 w=9 c=80 k=48 r=3 s=3 pad=1 dtype=e4m3 epilogue=scale,bias,relu",
     "conv2d n=2 h=17 w=24 c=144 k=96 r=3 s=3 stride=2,1 pad=1 dtype=e4m3 epilogue=scale,bias,add,mul_scalar,relu",
     "conv2d n=5 h=8 w=16 c=64 k=80 r=5 s=3 pad=2,2 dilation=1,2 dtype=e4m3 epilogue=scale,bias,silu,mul_scalar",

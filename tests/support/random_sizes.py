@@ -344,6 +344,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "sm90_strided_dgrad": lambda rng: convolution(rng, "conv2d_dgrad"),
     "sm90_conv2d_wgrad": lambda rng: convolution(rng, "conv2d_wgrad"),
     "sm90_e4m3_conv2d": lambda rng: rng.choice((grouped, grouped, product))(rng),
+    "sm90_e4m3_conv2d_skip": with_skip,
     "sm90_folded_conv2d": folded,
     "sm90_pointwise_pair": pair,
     "sm90_image_conv2d": small_images,

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from reference_steps import convolved, gated, gates, run_chain
 
 from autotune.ir import (
+    BYTE_FORMATS,
     AdaptiveAvgPool2d,
     AvgPool2d,
     BatchNormGradient,
@@ -93,7 +94,7 @@ def solve(  # noqa: PLR0911, PLR0912, PLR0915 -- a table
             value = F.conv2d(given["x"].movedim(-1, 1), given["weight"], None, *window).movedim(1, -1)
             down, right = problem.skip_stride
             projected = given["skip"][:, ::down, ::right] @ given["projection"].flatten(1).T
-            if problem.dtype == "s8":
+            if problem.dtype in BYTE_FORMATS:
                 value, projected = value * given["scale"], projected * given["skip_scale"]
             value = value + projected
         case PatchConv2d() | StemBlock():

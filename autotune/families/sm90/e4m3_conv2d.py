@@ -15,7 +15,7 @@ from autotune.families.base import Config, Parameter, Value
 from autotune.families.rules import require
 from autotune.families.sm90.conv2d import FAMILY as CONV2D
 from autotune.families.sm90.conv2d_loads import Solved
-from autotune.ir import MAX_SUM_ERROR, Conv2d, Gemm, sum_error
+from autotune.ir import MAX_SUM_ERROR, Conv2d, Gemm, Problem, sum_error
 
 PROMOTE = Parameter("promote", (0, 1, 2, 4), "steps after which float32 registers take over the sums; 0: never")
 
@@ -28,15 +28,18 @@ def _candidate_values(
     return CONV2D.candidate_values(parameter, chosen, arch, dtype, problem)
 
 
-def _why_unfit(problem: Solved, config: Config, arch: Architecture) -> str | None:
-    if reason := CONV2D.why_unfit(problem, config, arch):
-        return reason
+def why_inexact(problem: Problem, config: Config) -> str | None:
+    """Return why a kernel's sums are too inexact for a problem; None if they are not."""
     error = sum_error(problem, config)
     return require(
         error <= MAX_SUM_ERROR,
         f"sums that are promoted so rarely are off by up to {error:.2%} of their spread; at most {MAX_SUM_ERROR:.2%} "
         "is allowed",
     )
+
+
+def _why_unfit(problem: Solved, config: Config, arch: Architecture) -> str | None:
+    return CONV2D.why_unfit(problem, config, arch) or why_inexact(problem, config)
 
 
 def _label(config: Config) -> str:

@@ -1,14 +1,15 @@
 // A convolution plus a 1x1 convolution of another tensor, for Hopper: TMA loads, wgmma, NHWC, persistent blocks.
 //
-// Both convolutions are products of the same tile. Its steps are the filter taps and channels of the first, 128 bytes
-// at a time, then the channels of the second, so their sum costs nothing and the second one's result is not in memory.
-// TMA gathers the pixels of either (im2col mode), at any stride. In int8 the sums of either have a scale of their own:
-// a thread takes over the first one's in float registers, and adds the second one's at the end.
+// Both convolutions are products of the same tile. Its steps are the filter taps and channels of the first, kRowBytes
+// at a time, then the channels of the second, so the second one's result is not in memory. TMA gathers the pixels of
+// either (im2col mode), at any stride. In 16 bits both have the same sums. In int8 the sums of either have a scale of
+// their own, so a thread has both, and adds them in float.
 //
-// One warp loads pixels and filters into a ring. Each of kGroups warpgroups multiplies 64 of a tile's pixels. plan.cuh
-// has prepare().
+// One warp loads pixels and one loads filters, into rings of shared-memory slots. Each of kGroups warpgroups multiplies
+// 64 of a tile's pixels. A tile has one or several columns of kN channels, which its pixels serve one after the other.
+// The filters are loaded once a block (kResident) or once a tile. TMA writes the output. plan.cuh has prepare().
 #pragma once
-#include "sm90/row_store.cuh"
+#include "sm90/row_stage.cuh"
 #include "common/ptx/mbarrier.cuh"
 #include "common/ptx/registers.cuh"
 #include "common/ptx/shared_memory.cuh"
@@ -31,26 +32,35 @@ struct Conv2dSkip : Conv2dSkipPlan<Config> {
     const Layout smem(x, align_smem(ptx::cast_smem_ptr_to_uint(memory)));
     const int warp = ptx::warp_uniform(threadIdx.x / 32);
     if (warp == 0) {
-      ptx::mbarrier_init_array(smem.full, x.slots, 1);
-      ptx::mbarrier_init_array(smem.empty, x.slots, 4 * P::kGroups);
+      ptx::mbarrier_init_array(smem.pixel_full, x.pixel_slots, 1);
+      ptx::mbarrier_init_array(smem.pixel_empty, x.pixel_slots, 4 * P::kGroups);
+      ptx::mbarrier_init_array(smem.filter_full, x.filter_slots, 1);
+      ptx::mbarrier_init_array(smem.filter_empty, x.filter_slots, 4 * P::kGroups);
       ptx::fence_barrier_init();
     }
-    if (warp == 4 * P::kGroups) {
-      ptx::prefetch_tensormap(x.x_map), ptx::prefetch_tensormap(x.weight_map);
-      ptx::prefetch_tensormap(x.skip_map), ptx::prefetch_tensormap(x.projection_map);
-    }
+    if (warp == 4 * P::kGroups)
+      ptx::prefetch_tensormap(x.x_map), ptx::prefetch_tensormap(x.skip_map), ptx::prefetch_tensormap(x.output_map);
+    if (warp == 4 * P::kGroups + 1)
+      ptx::prefetch_tensormap(x.weight_map), ptx::prefetch_tensormap(x.projection_map);
     __syncthreads();
     if (warp < 4 * P::kGroups) {
-      if constexpr (P::kGroups > 1) ptx::warpgroup_reg_alloc<P::kGroups == 2 ? 232 : 160>();
+      if constexpr (P::kGroups > 1) ptx::warpgroup_reg_alloc<kRegisters[P::kGroups]>();
       multiply_all(x, smem, warp / 4);
     } else {
       if constexpr (P::kGroups > 1) ptx::warpgroup_reg_dealloc<P::kGroups == 2 ? 40 : 32>();
-      if (warp == 4 * P::kGroups && ptx::elect_one_sync()) load(x, smem);
+      if (ptx::elect_one_sync()) {
+        if (warp == 4 * P::kGroups) load_pixels(x, smem);
+        else if (warp == 4 * P::kGroups + 1) load_filters(x, smem);
+      }
       __syncwarp();
     }
   }
 
  private:
+  static constexpr int kRegisters[] = {0, 128, 232, 160, 112};  // of a thread that multiplies, by warpgroups
+
+  // ---- Loads. A single thread issues them, so nothing hides the latency of its instructions: no divisions in loops.
+
   // The input's pixel under the first pixel of a tile.
   struct Origin {
     int n, h, w;
@@ -61,118 +71,166 @@ struct Conv2dSkip : Conv2dSkipPlan<Config> {
     }
   };
 
-  // A single thread issues the loads, so nothing hides the latency of its instructions. Its loops only increment.
-  AT_DEVICE static void load(const Params& x, const Layout& smem) {
-    const Pipeline pipeline = P::pipeline(smem);
+  AT_DEVICE static void load_pixels(const Params& x, const Layout& smem) {
+    const Pipeline pipeline = P::pixel_pipeline(smem);
     PipelineState state{0, 1};
     griddepcontrol_wait();
     for (int index = blockIdx.x; index < x.tiles; index += gridDim.x) {
       const Tile tile(x, index);
-      const auto step = [&](const void* pixels, const void* filters, const Input& input, const Origin& from, int chunk,
-                            int tap, int offset_h, int offset_w) {
-        const uint32_t full = pipeline.producer_acquire(state), to = smem.slots + state.index * P::kSlotBytes;
-        ptx::mbarrier_arrive_expect_tx(full, x.fill_bytes);
-        if (input.pointwise) ptx::tma_load_2d<false>(to, pixels, full, chunk * P::kK, tile.row, 0);
-        else
-          ptx::tma_load_im2col<false>(to, pixels, full, chunk * P::kK, from.w, from.h, from.n, offset_w, offset_h, 0);
-        ptx::tma_load_3d<false>(to + P::kPixelBytes, filters, full, chunk * P::kK, tap, tile.channel, 0);
-        state.advance(x.slots);
+      const auto step = [&](const void* map, const Input& input, const Origin& from, int chunk, int offset_h,
+                            int offset_w) {
+        const uint32_t full = pipeline.producer_acquire(state), to = smem.pixels + state.index * P::kPixelBytes;
+        ptx::mbarrier_arrive_expect_tx(full, x.pixel_bytes);
+        if (input.pointwise) ptx::tma_load_2d<false>(to, map, full, chunk * P::kK, tile.row, 0);
+        else ptx::tma_load_im2col<false>(to, map, full, chunk * P::kK, from.w, from.h, from.n, offset_w, offset_h, 0);
+        state.advance(x.pixel_slots);
       };
       const Origin from(x, x.x, tile.row);
-      int tap = 0;
       for (int r = 0; r < x.r; ++r)
-        for (int s = 0; s < x.s; ++s, ++tap)
+        for (int s = 0; s < x.s; ++s)
           for (int chunk = 0; chunk < x.x.chunks; ++chunk)
-            step(x.x_map, x.weight_map, x.x, from, chunk, tap, r * x.dilation_h, s * x.dilation_w);
+            step(x.x_map, x.x, from, chunk, r * x.dilation_h, s * x.dilation_w);
       const Origin skip(x, x.skip, tile.row);
-      for (int chunk = 0; chunk < x.skip.chunks; ++chunk)
-        step(x.skip_map, x.projection_map, x.skip, skip, chunk, 0, 0, 0);
+      for (int chunk = 0; chunk < x.skip.chunks; ++chunk) step(x.skip_map, x.skip, skip, chunk, 0, 0);
     }
     launch_dependents();
   }
 
+  AT_DEVICE static void load_filters(const Params& x, const Layout& smem) {
+    const Pipeline pipeline = P::filter_pipeline(smem);
+    PipelineState state{0, 1};
+    for (int index = blockIdx.x; index < x.tiles; index += gridDim.x) {
+      const Tile tile(x, index);
+      for (int column = tile.column; column < tile.end; ++column) {
+        const auto step = [&](const void* map, int chunk, int tap) {
+          const uint32_t full = pipeline.producer_acquire(state);
+          ptx::mbarrier_arrive_expect_tx(full, P::kFilterBytes);
+          ptx::tma_load_3d<false>(smem.filters + state.index * P::kFilterBytes, map, full, chunk * P::kK, tap,
+                                  column * P::kN, 0);
+          state.advance(x.filter_slots);
+        };
+        for (int tap = 0; tap < x.r * x.s; ++tap)
+          for (int chunk = 0; chunk < x.x.chunks; ++chunk) step(x.weight_map, chunk, tap);
+        for (int chunk = 0; chunk < x.skip.chunks; ++chunk) step(x.projection_map, chunk, 0);
+      }
+      if (P::kResident) return;
+    }
+  }
+
+  // ---- Products
+
   using Sums = typename Config::Sum[1][P::kN / 2];
   using Scaled = float[1][P::kN / 2];
 
-  // Adds the sums of one convolution, times their scales, to float registers.
-  AT_DEVICE static void add_scaled(Scaled& to, const Sums& sums, const float* scale, const Tile& tile, int channels,
-                                   bool is_first) {
+  // A warpgroup's place in both rings.
+  struct Rings {
+    PipelineState pixels{0, 0}, filters{0, 0};
+  };
+
+  // The slots of a step whose products may be unfinished; a slot that stays in use is -1.
+  struct Used {
+    int pixels = -1, filters = -1;
+  };
+
+  AT_DEVICE static void release(const Layout& smem, Used& used) {
+    if (threadIdx.x % 32 == 0) {
+      if (used.pixels >= 0) P::pixel_pipeline(smem).consumer_release(used.pixels);
+      if (!P::kResident && used.filters >= 0) P::filter_pipeline(smem).consumer_release(used.filters);
+    }
+    used = Used{};
+  }
+
+  // Begins the products of some steps, and ends all but the last one's.
+  AT_DEVICE static void multiply(const Params& x, const Layout& smem, int group, int steps, bool is_last_column,
+                                 Rings& rings, Used& used, Sums& sums) {
+    const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes);
+    const uint32_t pixels = ptx::descriptor_lo(smem.pixels + 64 * group * P::kRowBytes);
+    const uint32_t filters = ptx::descriptor_lo(smem.filters);
+#pragma unroll 1
+    for (int i = 0; i < steps; ++i) {
+      P::pixel_pipeline(smem).consumer_wait(rings.pixels);
+      P::filter_pipeline(smem).consumer_wait(rings.filters);
+      const uint32_t a = pixels + rings.pixels.index * (P::kPixelBytes / 16);
+      const uint32_t b = filters + rings.filters.index * (P::kFilterBytes / 16);
+      ptx::warpgroup_arrive();
 #pragma unroll
-    for (int columns = 0; columns < P::kN / 32; ++columns) {
-      const int channel = tile.channel + 32 * columns + fragment_channel(threadIdx.x % 32);
-      float factors[8];
-      load_constant(factors, scale + min(channel, channels - 8));
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float v[8], before[8] = {};
-        load_fragment(v, sums, 0, half, columns);
-        if (!is_first) load_fragment(before, to, 0, half, columns);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) v[e] = fmaf(v[e], factors[e], before[e]);
-        store_fragment(v, to, 0, half, columns);
-      }
+      for (int k = 0; k < P::kRowBytes / 32; ++k)
+        Config::wgmma(sums[0], ptx::SmemDescriptor{a + 2 * k, hi}, ptx::SmemDescriptor{b + 2 * k, hi}, i > 0 || k > 0);
+      ptx::warpgroup_commit_batch();
+      ptx::warpgroup_wait<1>();
+      release(smem, used);
+      used = {is_last_column ? rings.pixels.index : -1, rings.filters.index};
+      rings.pixels.advance(x.pixel_slots);
+      if constexpr (P::kResident) ++rings.filters.index;
+      else rings.filters.advance(x.filter_slots);
     }
   }
 
   AT_DEVICE static void multiply_all(const Params& x, const Layout& smem, int group) {
-    const Pipeline pipeline = P::pipeline(smem);
-    const int steps = P::steps(x);
-    const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes);
-    const uint32_t pixels = ptx::descriptor_lo(smem.slots + 64 * group * P::kRowBytes),
-                   filters = ptx::descriptor_lo(smem.slots + P::kPixelBytes);
-    PipelineState state{0, 0};
+    const int steps = P::steps(x), own_steps = P::kScaled ? P::own_steps(x) : steps;
+    const int warp = threadIdx.x / 32 % 4;
+    Rings rings;
+    typename P::Stage stage{smem.staging + (4 * group + warp) * P::Stage::kWarpBytes};
     griddepcontrol_wait();  // the steps of the epilogue read and write tensors
 #pragma unroll 1
     for (int index = blockIdx.x; index < x.tiles; index += gridDim.x) {
       const Tile tile(x, index);
-      Sums sums;
-      int used = -1;
-      ptx::warpgroup_fence_operand(sums);
-      const auto multiply = [&](int from, int to) {
+      const int first_row = tile.row + 64 * group, warp_row = first_row + 16 * warp;
+      const ThreadRows rows(first_row, x.rows);
+      const PipelineState first = rings.pixels;
+      if constexpr (P::kResident) rings.filters = {0, 0};  // they have arrived for good
 #pragma unroll 1
-        for (int i = from; i < to; ++i) {
-          pipeline.consumer_wait(state);
-          const uint32_t slot = state.index * (P::kSlotBytes / 16);
-          ptx::warpgroup_arrive();
-#pragma unroll
-          for (int k = 0; k < P::kRowBytes / 32; ++k)
-            Config::wgmma(sums[0], ptx::SmemDescriptor{pixels + slot + 2 * k, hi},
-                          ptx::SmemDescriptor{filters + slot + 2 * k, hi}, i > from || k > 0);
-          ptx::warpgroup_commit_batch();
-          ptx::warpgroup_wait<1>();
-          release(pipeline, used);
-          used = state.index;
-          state.advance(x.slots);
+      for (int column = tile.column; column < tile.end; ++column) {
+        const bool is_last = column + 1 == tile.end;
+        const int channel = column * P::kN;
+        Sums sums;
+        Used used;
+        rings.pixels = first;
+        ptx::warpgroup_fence_operand(sums);
+        multiply(x, smem, group, own_steps, is_last, rings, used, sums);
+        if constexpr (P::kScaled) {
+          Sums skip;
+          Scaled scaled;
+          ptx::warpgroup_fence_operand(skip);
+          multiply(x, smem, group, steps - own_steps, is_last, rings, used, skip);
+          stage_rows<typename Config::Steps>(x.p.p, x.scalars, x.output_map, stage, rows, warp_row, channel, x.k, scaled, [&] {
+            ptx::warpgroup_wait<0>();
+            ptx::warpgroup_fence_operand(sums);
+            ptx::warpgroup_fence_operand(skip);
+            release(smem, used);
+            add_scaled(scaled, sums, skip, x.p.p, channel, x.k);
+          });
+        } else {
+          stage_rows<typename Config::Steps>(x.p.p, x.scalars, x.output_map, stage, rows, warp_row, channel, x.k, sums, [&] {
+            ptx::warpgroup_wait<0>();
+            ptx::warpgroup_fence_operand(sums);
+            release(smem, used);
+          });
         }
-      };
-      const auto finish = [&] {
-        ptx::warpgroup_wait<0>();
-        ptx::warpgroup_fence_operand(sums);
-        release(pipeline, used);
-      };
-      if constexpr (P::kScaled) {
-        Scaled scaled;
-        multiply(0, P::own_steps(x));
-        finish();
-        add_scaled(scaled, sums, (const float*)x.p.p[P::kScale], tile, x.k, true);
-        used = -1;
-        ptx::warpgroup_fence_operand(sums);
-        multiply(P::own_steps(x), steps);
-        const ThreadRows rows(tile.row + 64 * group, x.rows);
-        store_rows<typename Config::Steps, Element>(x.p.p, x.scalars, P::kY, rows, tile.channel, x.k, scaled, [&] {
-          finish();
-          add_scaled(scaled, sums, (const float*)x.p.p[P::kSkipScale], tile, x.k, false);
-        });
-      } else {
-        multiply(0, steps);
-        const ThreadRows rows(tile.row + 64 * group, x.rows);
-        store_rows<typename Config::Steps, Element>(x.p.p, x.scalars, P::kY, rows, tile.channel, x.k, sums, finish);
       }
     }
+    ptx::tma_store_wait<0>();  // before the block's memory goes
   }
 
-  AT_DEVICE static void release(const Pipeline& pipeline, int slot) {
-    if (slot >= 0 && threadIdx.x % 32 == 0) pipeline.consumer_release(slot);
+  // Adds the sums of both convolutions, times their scales. first: the tile's first channel.
+  AT_DEVICE static void add_scaled(Scaled& to, const Sums& sums, const Sums& skip, void* const* p, int first,
+                                   int channels) {
+#pragma unroll
+    for (int columns = 0; columns < P::kN / 32; ++columns) {
+      const int channel = min(first + 32 * columns + fragment_channel(threadIdx.x % 32), channels - 8);
+      float scale[8], skip_scale[8];
+      load_constant(scale, (const float*)p[P::kScale] + channel);
+      load_constant(skip_scale, (const float*)p[P::kSkipScale] + channel);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float v[8], other[8];
+        load_fragment(v, sums, 0, half, columns);
+        load_fragment(other, skip, 0, half, columns);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) v[e] = fmaf(other[e], skip_scale[e], v[e] * scale[e]);
+        store_fragment(v, to, 0, half, columns);
+      }
+    }
   }
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 #include "common/fast_divmod.cuh"
 #include "sm90/pipeline.cuh"
+#include "sm90/row_stage.cuh"
 #include "sm90/smem_layout.cuh"
 #include "common/ptx/tma.cuh"
 
@@ -12,15 +13,20 @@ template <typename Config>
 struct Conv2dSkipPlan {
   using Element = typename Config::Element;
   using Launch = typename Config::Launch;
+  using Stage = RowStage<Element, Config::kN>;
   static constexpr int kN = Config::kN, kGroups = Config::kGroups;
   static constexpr int kRows = 64 * kGroups, kThreads = 128 * (kGroups + 1);
-  static constexpr int kRowBytes = 128, kK = kRowBytes / (int)sizeof(Element);  // swizzled bytes of a step, channels
+  // Swizzled bytes of a step, and channels.
+  static constexpr int kRowBytes = Config::kRowBytes, kK = kRowBytes / (int)sizeof(Element);
+  static constexpr bool kResident = Config::kResident;
   static constexpr bool kScaled = sizeof(Element) == 1;  // the sums of both convolutions have scales
-  static constexpr int kPixelBytes = kRows * kRowBytes, kSlotBytes = kPixelBytes + kN * kRowBytes;
+  static constexpr int kPixelBytes = kRows * kRowBytes, kFilterBytes = kN * kRowBytes;  // of a step
+  static constexpr int kStagingBytes = 4 * kGroups * Stage::kWarpBytes;
   static_assert(kN % 32 == 0 && kN <= 256, "no such tile");
   // Conv2dSkip.operands()
   enum { kX = 0, kWeight = 1, kSkip = 2, kProjection = 3, kScale = 4, kSkipScale = 5, kY = kScaled ? 6 : 4 };
-  static constexpr int kXMap = 0, kWeightMap = 128, kSkipMap = 256, kProjectionMap = 384;  // offsets in Params
+  // Offsets in Params.
+  static constexpr int kXMap = 0, kWeightMap = 128, kSkipMap = 256, kProjectionMap = 384, kOutputMap = 512;
 
   // An input: how its pixels follow from those of the output.
   struct Input {
@@ -30,12 +36,13 @@ struct Conv2dSkipPlan {
   };
 
   struct alignas(64) Params {
-    uint8_t x_map[128], weight_map[128], skip_map[128], projection_map[128];
+    uint8_t x_map[128], weight_map[128], skip_map[128], projection_map[128], output_map[128];
     Input x, skip;
     int r, s, dilation_h, dilation_w;
-    int rows, last_row, k;  // pixels of the output, the first of the last tile; channels
-    int tiles, slots, fill_bytes;
-    FastDivmod columns;              // of tiles
+    int rows, last_row, k;         // pixels of the output, the first of the last tile; channels
+    int tiles, columns, together;  // rows of tiles times parts; columns of tiles, and those of a part
+    int pixel_slots, filter_slots, pixel_bytes;
+    FastDivmod parts;                // of a row of tiles
     FastDivmod out_area, out_width;  // in pixels
     float scalars[AT_MAX_SCALARS];
     at_pointers p;
@@ -61,17 +68,23 @@ struct Conv2dSkipPlan {
     // conv2d/plan.cuh.
     const int pixels = (int)min((int64_t)kRows, rows);
     x.rows = (int)rows, x.last_row = max(x.rows - kRows, 0), x.k = a.k;
-    x.fill_bytes = pixels * kRowBytes + kN * kRowBytes;
-    const int columns = (int)ceil_div(a.k, kN);
-    x.columns = FastDivmod::make(columns), x.tiles = (int)ceil_div(rows, kRows) * columns;
+    x.pixel_bytes = pixels * kRowBytes;
+    x.columns = (int)ceil_div(a.k, kN), x.together = min(max(a.launch[Launch::kTogether], 1), x.columns);
+    const int parts = ceil_div(x.columns, x.together);
+    x.parts = FastDivmod::make(parts), x.tiles = (int)ceil_div(rows, kRows) * parts;
     x.out_area = FastDivmod::make(a.p * a.q), x.out_width = FastDivmod::make(a.q);
-    x.slots = a.launch[Launch::kSlots];
+    x.pixel_slots = a.launch[Launch::kPixelSlots];
+    x.filter_slots = kResident ? steps(x) * x.together : a.launch[Launch::kFilterSlots];
+    if (x.pixel_slots < 2 || (x.together > 1 && x.pixel_slots < steps(x)))
+      return refused(out, "pixel_slots must be at least 2, and hold a tile's pixels if they serve several columns");
+    if (x.filter_slots < 2) return refused(out, "filter_slots must be at least 2");
     for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
-    const int64_t shared = kSmemAlignment + (int64_t)x.slots * (kSlotBytes + 2 * ptx::kMbarrierBytes);
-    if (x.slots < 2 || shared > AT_MAX_SHARED_BYTES)
-      return refused(out, "slots must be at least 2, and fit the shared memory of the GPU");
-    const int grid = a.launch[Launch::kGrid] ? a.launch[Launch::kGrid] : x.tiles;
-    prepared(out, x, min(x.tiles, grid), 1, 1, kThreads, (int)shared, 0);
+    const int64_t shared = kSmemAlignment + kStagingBytes + (int64_t)x.pixel_slots * (kPixelBytes + 2 * ptx::kMbarrierBytes) +
+                           (int64_t)x.filter_slots * (kFilterBytes + 2 * ptx::kMbarrierBytes);
+    if (shared > AT_MAX_SHARED_BYTES) return refused(out, "the tile needs more shared memory than the GPU has");
+    const int grid = min(a.launch[Launch::kGrid] ? a.launch[Launch::kGrid] : x.tiles, x.tiles);
+    if (kResident && grid % parts) return refused(out, "grid must be a multiple of the parts of a row of tiles");
+    prepared(out, x, grid, 1, 1, kThreads, (int)shared, 0);
 
     const uint64_t c = a.c, h = a.h, w = a.w, n = a.n, taps = a.r * a.s, padded_k = ceil_div(a.k, 32) * 32;
     const auto ask = [&](int offset, int pointer) -> at_tensor_map& {
@@ -97,31 +110,38 @@ struct Conv2dSkipPlan {
     const uint64_t skip_c = a.skip_c, skip_h = a.skip_h, skip_w = a.skip_w;
     ask_pixels(kSkipMap, kSkip, x.skip, skip_c, skip_h, skip_w, 0, 0);
     ptx::describe_tensor_map<Element>(ask(kProjectionMap, kProjection), {skip_c, 1, padded_k}, {kK, 1, kN}, {1, 1, 1});
+    Stage::describe(out->tensor_maps[out->tensor_map_count++], kOutputMap, kY, Config::kMapElement, a.k, rows);
   }
 
  protected:
   // ---- Of a block ----
 
-  // Addresses in shared memory. A slot holds a step's pixels, then its filters.
+  // Addresses in shared memory. A slot holds a step's pixels or filters.
   struct Layout {
-    uint32_t slots, full, empty;
+    uint32_t pixels, filters, staging, pixel_full, pixel_empty, filter_full, filter_empty;
     AT_DEVICE Layout(const Params& x, uint32_t memory) {
       SmemLayout layout(memory);
-      slots = layout.add(x.slots * kSlotBytes);
-      full = layout.add_barriers(x.slots);
-      empty = layout.add_barriers(x.slots);
+      pixels = layout.add(x.pixel_slots * kPixelBytes);
+      filters = layout.add(x.filter_slots * kFilterBytes);
+      staging = layout.add(kStagingBytes);
+      pixel_full = layout.add_barriers(x.pixel_slots);
+      pixel_empty = layout.add_barriers(x.pixel_slots);
+      filter_full = layout.add_barriers(x.filter_slots);
+      filter_empty = layout.add_barriers(x.filter_slots);
     }
   };
 
-  AT_DEVICE static Pipeline pipeline(const Layout& smem) { return {smem.full, smem.empty}; }
+  AT_DEVICE static Pipeline pixel_pipeline(const Layout& smem) { return {smem.pixel_full, smem.pixel_empty}; }
+  AT_DEVICE static Pipeline filter_pipeline(const Layout& smem) { return {smem.filter_full, smem.filter_empty}; }
 
-  // Tiles that follow each other share their pixels.
+  // A row of pixels and some columns of channels. Those that follow each other have the same pixels.
   struct Tile {
-    int row, channel;
+    int row, column, end;
     AT_DEVICE Tile(const Params& x, int index) {
-      int column;
-      row = min(x.columns.divmod(index, column) * kRows, x.last_row);
-      channel = column * kN;
+      int part;
+      row = min(x.parts.divmod(index, part) * kRows, x.last_row);
+      column = part * x.together;
+      end = min(column + x.together, x.columns);
     }
   };
 

@@ -175,7 +175,7 @@ def test_the_ends_of_blocks_also_run_with_their_projections(basic, empty_db):
     taken = dataclasses.replace(network, layers=network.layers_with(names), alternatives=())
     projected = [layer for layer in taken.layers if isinstance(layer.problem, Conv2dSkip)]
     assert len(projected) == len(names) > 0 and {layer.problem.dtype for layer in projected} == {"s8"}
-    assert {str(layer.problem.epilogue) for layer in projected} == {"bias,mul_scalar,relu"}
+    assert {str(layer.problem.epilogue) for layer in projected} == {"bias,relu"}
     with reader(empty_db) as store:
         plan = NetworkPlan(taken, module_state(model), store, CPU, graph=False)
     context = ExecutionContext(plan, graph=False)
