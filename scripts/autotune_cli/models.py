@@ -13,7 +13,7 @@ import inspect
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,12 +32,15 @@ from fused_resnet.networks import se_resnet9_fixup
 from fused_resnet.networks.se_resnet9_fixup_layers import network
 from fused_resnet.networks.unet import UNet
 from fused_resnet.quantization import capture_bytes
+from fused_resnet.quantization.calibrate import calibrate
 
 PRECISION = "; ".join(f"{name}: {meaning}" for name, meaning in PRECISIONS.items()) + " (docs/guide/precision.md)"
 
 _OTHERS = "torchvision:NAME, FILE.onnx, FILE.py:FUNCTION"
 _CAPTURED: dict[str, Callable[[int], nn.Module]] = {"unet": UNet}
 """Networks of the project that are captured as any other model: their name -> function of the input channels."""
+_CALIBRATED = 64
+"""Samples that 8-bit precisions are calibrated on: more would take minutes on a CPU and change a range by little."""
 _TORCHVISION_SIZES = {"inception_v3": (3, 299, 299), "efficientnet_b3": (3, 300, 300), "fcn_resnet50": (3, 512, 512)}
 
 
@@ -115,7 +118,10 @@ class Model:
             raise AutotuneError(f"{self.name} does not take an input of {shape}: {one_line(error)}") from error
 
     def fused(
-        self, database: str, precision: str | None = None, calibration: Sequence[torch.Tensor] | None = None
+        self,
+        database: str,
+        precision: str | None = None,
+        calibration: Sequence[torch.Tensor] | Mapping[str, float] | None = None,
     ) -> FusedResNet:
         """Return a FusedResNet on a tuning database, with the module's weights, in float32 on the CPU."""
         if not self.is_ours:
@@ -130,7 +136,7 @@ class Model:
         """Return a FusedResNet for inputs like x, on its device and in its dtype.
 
         Args:
-            x: An input. An 8-bit precision is calibrated on it.
+            x: An input. An 8-bit precision is calibrated on its first samples, on its device.
             database: The tuning database.
             precision: "tf32", "int8", "fp8" or None.
 
@@ -138,8 +144,11 @@ class Model:
             AutotuneError: The model cannot be captured, or the precision is not for it or for the dtype.
         """
         self._check_precision(dtype_name(x.dtype), precision)
-        calibration = [x.cpu()] if precision in BYTE_PRECISIONS else None
-        return self.fused(database, precision, calibration).to(x.device, x.dtype)
+        scales = None
+        if precision in BYTE_PRECISIONS:
+            module = copy.deepcopy(self.module).to(x.device)
+            scales = calibrate(module, [x[:_CALIBRATED]], precision=precision)
+        return self.fused(database, precision, scales).to(x.device, x.dtype)
 
     def _check_precision(self, dtype: str, precision: str | None) -> None:
         if precision == TF32 and dtype != "f32":
