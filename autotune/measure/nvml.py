@@ -70,6 +70,13 @@ class Monitor:
 
         return reason_names((self._query(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0) & SLOWDOWNS)
 
+    def sm_mhz(self) -> float | None:
+        """Return the clock of the SMs in MHz; None if it is not known."""
+        import pynvml
+
+        clock: int | None = self._query(lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
+        return clock
+
     def energy_mj(self) -> float | None:
         """Return the millijoules of the whole board since the driver was loaded; None if it does not count them."""
         import pynvml

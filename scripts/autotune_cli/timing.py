@@ -22,7 +22,7 @@ MIN_ROUNDS = 6  # fewer give no 95 % interval: all of n values lie on one side o
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, 10th and 90th percentile of the samples in microseconds."""
+    """Median, 10th and 90th percentile of the samples, in microseconds unless a field says otherwise."""
 
     median: float
     low: float
@@ -42,10 +42,14 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Samples:
-    """Microseconds per call of one callable: a burst's mean, and single calls, for each round."""
+    """Microseconds per call of one callable: a burst's mean, and single calls, for each round.
+
+    sm_mhz: The GPU's clock at the end of each burst; empty where it is not known.
+    """
 
     stream: list[float] = field(default_factory=list)
     latency: list[list[float]] = field(default_factory=list)
+    sm_mhz: list[float] = field(default_factory=list)
 
 
 def burst_us(call: Call, device: torch.device, calls: int) -> float:
@@ -102,16 +106,19 @@ def interleave(
     """
     counts = {name: _calls_in(SLICE_SECONDS / 2, burst_us(call, device, 1)) for name, call in calls.items()}
 
-    def sample(name: str) -> tuple[float, list[float]]:
+    monitor = measure.Monitor(device)
+
+    def sample(name: str) -> tuple[float, float | None, list[float]]:
         call, count = calls[name], counts[name]
-        return burst_us(call, device, count), [latency_us(call, device) for _ in range(count)]
+        return burst_us(call, device, count), monitor.sm_mhz(), [latency_us(call, device) for _ in range(count)]
 
     samples = {name: Samples() for name in calls}
     budget = seconds * len(calls)
     start = time.perf_counter()
     for rounds, taken in enumerate(shuffled_rounds([partial(sample, name) for name in calls]), 1):
-        for name, (stream, latency) in zip(calls, taken, strict=True):
+        for name, (stream, clock, latency) in zip(calls, taken, strict=True):
             samples[name].stream.append(stream)
+            samples[name].sm_mhz.extend([] if clock is None else [clock])
             samples[name].latency.append(latency)
         done = min(rounds / MIN_ROUNDS, (time.perf_counter() - start) / budget if budget else 1.0)
         progress(done)

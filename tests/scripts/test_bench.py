@@ -19,6 +19,7 @@ def test_bench_records_and_draws_what_it_timed(tuned_db, tmp_path):
     for variant in variants.values():
         assert 0 <= variant["error"] < 1e-5
         assert 0 < variant["stream"]["low"] <= variant["stream"]["median"] <= variant["stream"]["high"]
+        assert variant["sm_mhz"] is None, "a CPU's clock is not read"
     assert (tmp_path / "tiny.png").read_bytes().startswith(b"\x89PNG")
     assert "fused" in done.stdout
     assert_error(script("bench", "--device", "cpu", "--only", "nonsense"), "nonsense", "eager")

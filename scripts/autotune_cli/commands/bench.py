@@ -76,6 +76,7 @@ METHOD = {
     "stream": "mean of a burst of back-to-back calls; device events on a GPU, host clock on a CPU; a sample is a burst",
     "latency": "one call between two device synchronizations, host clock",
     "spread": "median, and low and high: the 10th and 90th percentile",
+    "sm_mhz": "the GPU's clock in MHz at the end of each burst",
     "ratio": "a variant's time over fused's: median over rounds of the ratio in one round, low and high: 95 % interval",
     "caches": "warm: the same input again and again",
     "input": "lies in the variant's layout; every copy of it into a CUDA graph's static buffer is in the time",
@@ -112,6 +113,7 @@ class Result:
     latency: timing.Spread | None = None
     stream_ratio: timing.Ratio | None = None
     latency_ratio: timing.Ratio | None = None
+    sm_mhz: timing.Spread | None = None
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -362,6 +364,8 @@ def with_times(result: Result, times: dict[str, timing.Samples]) -> Result:
     own, fused_times = times[result.variant.name], times.get("fused")
     calls = [call for latencies in own.latency for call in latencies]
     result = replace(result, stream=timing.spread(own.stream), latency=timing.spread(calls))
+    if len(own.sm_mhz) > 1:
+        result = replace(result, sm_mhz=timing.spread(own.sm_mhz))
     if fused_times is None:
         return result
     return replace(
@@ -421,6 +425,8 @@ def show(results: list[Result], title: str) -> None:
     console.print(f"\n[italic]{escape(title)}[/]")
     if ran:
         console.print(table)
+    if clocks := [f"{r.variant.name} {r.sm_mhz.median:.0f}" for r in ran if r.sm_mhz]:
+        console.print(f"GPU clock in MHz: {', '.join(clocks)}")
     for r in results:
         if r.reason is not None:
             console.print(f"[red]{r.variant.name} failed:[/] {escape(r.reason)}")
