@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from autotune.ir import (
+    BYTE_FORMATS,
     Alternative,
     AvgPool2d,
     Cast,
@@ -145,9 +146,9 @@ def _projected(flow: Sequence[_Flow], first: Layer) -> Iterator[Alternative]:
 
 
 def _is_convolution(layer: Layer) -> bool:
-    """Return whether a layer is a convolution in 16 bits or int8, with a result in the same dtype."""
+    """Return whether a layer is a convolution in 16 or 8 bits, with a result in the same dtype."""
     problem = layer.problem
-    in_dtype = problem.dtype in ("f16", "bf16", "s8") and problem.output_dtype == problem.dtype
+    in_dtype = problem.dtype in ("f16", "bf16", *BYTE_FORMATS) and problem.output_dtype == problem.dtype
     return isinstance(problem, Conv2d) and in_dtype
 
 

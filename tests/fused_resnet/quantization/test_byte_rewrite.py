@@ -169,12 +169,11 @@ def test_the_ends_of_blocks_also_run_with_their_projections(basic, empty_db):
     x, scales = images(64, seed=9), calibrate(model, SEEN, bias_correction=False, precision=precision)
     network = capture_bytes(model, tuple(x.shape), "f32", scales, BYTE_PRECISIONS[precision])
     names = [one.name for one in network.alternatives if one.name.endswith(".projected")]
-    if precision == "fp8":
-        assert not names, "there is no kernel for it"
-        return
     taken = dataclasses.replace(network, layers=network.layers_with(names), alternatives=())
     projected = [layer for layer in taken.layers if isinstance(layer.problem, Conv2dSkip)]
-    assert len(projected) == len(names) > 0 and {layer.problem.dtype for layer in projected} == {"s8"}
+    assert len(projected) == len(names) > 0 and {layer.problem.dtype for layer in projected} == {
+        BYTE_PRECISIONS[precision].dtype
+    }
     assert {str(layer.problem.epilogue) for layer in projected} == {"bias,relu"}
     with reader(empty_db) as store:
         plan = NetworkPlan(taken, module_state(model), store, CPU, graph=False)
