@@ -72,8 +72,8 @@ def calibrate(
     """
     require_one_of("calibration method", method, list(METHODS))
     form = BYTE_PRECISIONS[require_one_of("calibrated precision", precision, list(BYTE_PRECISIONS))]
-    if max_loss is not None and not max_loss > 0:
-        raise ProblemError(f"calibration: max_loss must be positive, such as 0.01 for 1 %; it is {max_loss}")
+    if max_loss is not None and not (isinstance(max_loss, int | float) and max_loss > 0):
+        raise ProblemError(f"calibration: max_loss must be a positive number, such as 0.01 for 1 %; it is {max_loss!r}")
     if isinstance(batches, torch.Tensor | Mapping):
         kind = "tensor" if isinstance(batches, torch.Tensor) else "dictionary"
         raise ProblemError(f"calibration: it takes batches, and a {kind} was given: give a list of them, such as [x]")

@@ -68,6 +68,7 @@ def test_a_limit_that_nothing_meets_keeps_all_layers(generator):
     assert {"layer1.0.conv1", "layer1.1.conv2"} <= kept.keys()
 
 
-def test_a_limit_must_be_positive():
-    with pytest.raises(ProblemError, match="max_loss must be positive"):
-        calibrate(nn.Conv2d(3, 16, 3), [torch.zeros(1, 3, 8, 8)], max_loss=0.0)
+@pytest.mark.parametrize("limit", [0.0, "1%"])
+def test_a_limit_must_be_positive(limit):
+    with pytest.raises(ProblemError, match=f"max_loss must be a positive number.* it is {limit!r}"):
+        calibrate(nn.Conv2d(3, 16, 3), [torch.zeros(1, 3, 8, 8)], max_loss=limit)
