@@ -22,6 +22,7 @@ _MAX_SUMS = {1: 64, 2: 128, 3: 96, 4: 64}
 """Registers of a thread for sums, by warpgroups: with one, two blocks share an SM's registers."""
 _ALIGNMENT, _BARRIER_BYTES = 1024, 8
 _MAX_SLOTS = 12  # more loads ahead do not hide more
+_MAX_TOGETHER = 64
 
 # For the cost, in cycles and bytes of an SM: estimates for an H100, not fitted.
 _MEMORY_BYTES_A_CYCLE, _L2_BYTES_A_CYCLE = 13, 40
@@ -134,7 +135,8 @@ def _loadings(problem: Conv2dSkip, shape: SkipShape, room: int) -> list[Launch]:
     """Return the slots of both rings that fit some shared memory, for each useful number of columns of a tile."""
     steps, columns, found = shape.steps(problem), shape.columns(problem), list[Launch]()
     for together in sorted({1, 2, 4, columns}):
-        if together > columns:
+        least = steps if together > 1 else 2
+        if together > min(columns, _MAX_TOGETHER) or least > _MAX_SLOTS:
             continue
         left = room - _ALIGNMENT - shape.staging_bytes(problem.dtype)
         if shape.resident:
@@ -142,7 +144,6 @@ def _loadings(problem: Conv2dSkip, shape: SkipShape, room: int) -> list[Launch]:
         else:
             filters = min(left // (shape.pixel_bytes + shape.filter_bytes), _MAX_SLOTS)
         pixels = min((left - filters * shape.filter_bytes) // shape.pixel_bytes, _MAX_SLOTS)
-        least = steps if together > 1 else 2
         if not shape.resident and pixels < least:
             pixels = least
             filters = min((left - pixels * shape.pixel_bytes) // shape.filter_bytes, _MAX_SLOTS)
@@ -205,7 +206,7 @@ FAMILY = hopper_family(
     launch_parameters=(
         Parameter("pixel_slots", tuple(range(2, _MAX_SLOTS + 1)), "buffers of a step's pixels"),
         Parameter("filter_slots", (0, *range(2, _MAX_SLOTS + 1)), "of a step's filters; 0 where they are resident"),
-        Parameter("together", tuple(range(1, 65)), "columns of channels that a tile's pixels serve"),
+        Parameter("together", tuple(range(1, _MAX_TOGETHER + 1)), "columns of channels that a tile's pixels serve"),
         Parameter("grid", tuple(range(2 * MAX_PROCESSORS + 1)), "most blocks; 0: one for each tile"),
     ),
     why_illegal=_why_illegal,
