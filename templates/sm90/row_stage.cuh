@@ -35,8 +35,8 @@ struct RowStage {
   }
 };
 
-// Applies the steps and stores. The first piece's tensors are fetched before `wait` waits for the accumulators. warp_row:
-// the first of the warp's 16 pixels; those that do not exist are clipped.
+// Applies the steps and stores. The first piece's tensors are fetched before `wait` waits for the accumulators.
+// warp_row: the first of the warp's 16 pixels; those that do not exist are clipped.
 template <typename Steps, typename Element, int kN, typename Sum, typename Wait>
 AT_DEVICE void stage_rows(void* const* p, const float* scalars, const void* map, RowStage<Element, kN>& stage,
                           const ThreadRows& rows, int warp_row, int first, int channels, Sum (&sums)[1][kN / 2],

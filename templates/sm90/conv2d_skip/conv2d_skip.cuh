@@ -26,6 +26,7 @@ struct Conv2dSkip : Conv2dSkipPlan<Config> {
   using Input = typename P::Input;
   using Layout = typename P::Layout;
   using Params = typename P::Params;
+  using Steps = typename Config::Steps;
   using Tile = typename P::Tile;
 
   AT_DEVICE static void run(const Params& x, char* memory) {
@@ -40,8 +41,7 @@ struct Conv2dSkip : Conv2dSkipPlan<Config> {
     }
     if (warp == 4 * P::kGroups)
       ptx::prefetch_tensormap(x.x_map), ptx::prefetch_tensormap(x.skip_map), ptx::prefetch_tensormap(x.output_map);
-    if (warp == 4 * P::kGroups + 1)
-      ptx::prefetch_tensormap(x.weight_map), ptx::prefetch_tensormap(x.projection_map);
+    if (warp == 4 * P::kGroups + 1) ptx::prefetch_tensormap(x.weight_map), ptx::prefetch_tensormap(x.projection_map);
     __syncthreads();
     if (warp < 4 * P::kGroups) {
       if constexpr (P::kGroups > 1) ptx::warpgroup_reg_alloc<kRegisters[P::kGroups]>();
@@ -193,19 +193,20 @@ struct Conv2dSkip : Conv2dSkipPlan<Config> {
           Scaled scaled;
           ptx::warpgroup_fence_operand(skip);
           multiply(x, smem, group, steps - own_steps, is_last, rings, used, skip);
-          stage_rows<typename Config::Steps>(x.p.p, x.scalars, x.output_map, stage, rows, warp_row, channel, x.k, scaled, [&] {
+          const auto finish = [&] {
             ptx::warpgroup_wait<0>();
-            ptx::warpgroup_fence_operand(sums);
-            ptx::warpgroup_fence_operand(skip);
+            ptx::warpgroup_fence_operand(sums), ptx::warpgroup_fence_operand(skip);
             release(smem, used);
             add_scaled(scaled, sums, skip, x.p.p, channel, x.k);
-          });
+          };
+          stage_rows<Steps>(x.p.p, x.scalars, x.output_map, stage, rows, warp_row, channel, x.k, scaled, finish);
         } else {
-          stage_rows<typename Config::Steps>(x.p.p, x.scalars, x.output_map, stage, rows, warp_row, channel, x.k, sums, [&] {
+          const auto finish = [&] {
             ptx::warpgroup_wait<0>();
             ptx::warpgroup_fence_operand(sums);
             release(smem, used);
-          });
+          };
+          stage_rows<Steps>(x.p.p, x.scalars, x.output_map, stage, rows, warp_row, channel, x.k, sums, finish);
         }
       }
     }

@@ -56,7 +56,7 @@ struct Conv2dSkipPlan {
     const int64_t rows = (int64_t)a.n * a.p * a.q;
     constexpr int kGranule = 16 / (int)sizeof(Element);  // channels in 16 bytes, the unit of TMA's strides
     if (a.c % kGranule || a.skip_c % kGranule || a.k % kGranule)
-      return refused(out, "c, skip_c and k must be multiples of 16 bytes");
+      return refused(out, "c, skip_c and k must be multiples of 8, or of 16 in bytes");
     if (a.groups > 1) return refused(out, "groups must be 1");
     if (rows >= 1ll << 31) return refused(out, "there must be fewer than 2^31 pixels");
     const bool pointwise = a.r * a.s == 1 && a.stride_h * a.stride_w == 1 && a.pad_h + a.pad_w == 0;
@@ -79,7 +79,8 @@ struct Conv2dSkipPlan {
       return refused(out, "pixel_slots must be at least 2, and hold a tile's pixels if they serve several columns");
     if (x.filter_slots < 2) return refused(out, "filter_slots must be at least 2");
     for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
-    const int64_t shared = kSmemAlignment + kStagingBytes + (int64_t)x.pixel_slots * (kPixelBytes + 2 * ptx::kMbarrierBytes) +
+    const int64_t shared = kSmemAlignment + kStagingBytes +
+                           (int64_t)x.pixel_slots * (kPixelBytes + 2 * ptx::kMbarrierBytes) +
                            (int64_t)x.filter_slots * (kFilterBytes + 2 * ptx::kMbarrierBytes);
     if (shared > AT_MAX_SHARED_BYTES) return refused(out, "the tile needs more shared memory than the GPU has");
     const int grid = min(a.launch[Launch::kGrid] ? a.launch[Launch::kGrid] : x.tiles, x.tiles);
