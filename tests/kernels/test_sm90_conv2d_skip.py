@@ -8,7 +8,7 @@ from emulator import Emulated
 from kernels import assert_not_serialized, need_compiler, random_inputs
 from reference import solve
 
-from autotune.core import ProblemError, architecture
+from autotune.core import ProblemError, architecture, ceil_div
 from autotune.families import Kernel, family
 from autotune.ir import BYTE_FORMATS, S8, Epilogue, parse, sum_error
 
@@ -71,7 +71,7 @@ def _compare(tested, config, text, folder):
     expected = solve(problem, tensors, scalars)
     launches = tested.launches(problem, config, SM90)
     few = {"pixel_slots": 2, "filter_slots": 2 if launches[0]["filter_slots"] else 0, "together": 1, "grid": 0}
-    for launch in (*launches, few):
+    for launch in (*launches, few, *(_one_block_a_part(one, problem, config) for one in (*launches, few))):
         assert 0 < emulated.shared_bytes(problem, launch) <= SM90.block_shared
         found = emulated.run(problem, tensors, scalars, launch, 1)
         for name, value in expected.items():
@@ -80,6 +80,11 @@ def _compare(tested, config, text, folder):
                 assert_bytes_are_right(found[name], value, f"{name}, {launch}", error)
             else:
                 assert relative_error(found[name], value) < LIMIT[problem.dtype], (name, launch)
+
+
+def _one_block_a_part(launch, problem, config):
+    """Return the launch in which a block computes all tiles of its columns, one after the other."""
+    return launch | {"grid": ceil_div(ceil_div(problem.k, config["tile_n"]), launch["together"])}
 
 
 def spread(problem, tensors):
