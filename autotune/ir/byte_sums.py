@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from autotune.ir.byte_formats import E4M3, S8
-from autotune.ir.problem import Conv2dSkip, Problem
+from autotune.ir.problem import Problem
 
 MAX_SUM_ERROR = 2.0**-4
 """Largest bound of the error of a kernel's sums, relative to their spread: that of e4m3's largest rounding."""
@@ -33,9 +33,8 @@ _PRODUCTS = 32
 
 @lru_cache
 def _products(problem: Problem) -> int:
-    """Return the products of a sum; a search asks for those of one problem thousands of times."""
-    products = [math.prod(operand.shape[1:]) for operand in problem.operands() if operand.role == "weight"]
-    return sum(products) if isinstance(problem, Conv2dSkip) else max(products)
+    """Return the products of a sum, with all weights; a search asks for those of one problem thousands of times."""
+    return sum(math.prod(operand.shape[1:]) for operand in problem.operands() if operand.role == "weight")
 
 
 def sum_error(problem: Problem, config: Mapping[str, int | str]) -> float:

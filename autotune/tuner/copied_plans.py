@@ -39,7 +39,7 @@ class CopiedPlan:
 
     @property
     def is_ahead_of_inductor(self) -> bool:
-        """Whether the plan was OTHER_DEVICE times faster than Inductor's code on the device of the other database."""
+        """Whether the other database's device took OTHER_DEVICE times as long for Inductor's code as for the plan."""
         timed: Mapping[str, float] = self.details.get("torch_us", {})
         compiled = [us for candidate, us in timed.items() if inductor.compiles(candidate)]
         return bool(compiled) and self.median_us * OTHER_DEVICE <= min(compiled)

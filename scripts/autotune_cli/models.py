@@ -13,7 +13,7 @@ import inspect
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,12 +121,18 @@ class Model:
         self,
         database: str,
         precision: str | None = None,
-        calibration: Sequence[torch.Tensor] | Mapping[str, float] | None = None,
+        scales: Mapping[str, float] | None = None,
     ) -> FusedResNet:
-        """Return a FusedResNet on a tuning database, with the module's weights, in float32 on the CPU."""
+        """Return a FusedResNet on a tuning database, with the module's weights, in float32 on the CPU.
+
+        Args:
+            database: The tuning database.
+            precision: "tf32", "int8", "fp8" or None.
+            scales: For an 8-bit precision: what `calibrate` returned.
+        """
         if not self.is_ours:
             return FusedResNet.from_model(
-                self.module, database, name=self.name, precision=precision, calibration=calibration
+                self.module, database, name=self.name, precision=precision, calibration=scales
             )
         fused = FusedResNet(database, model=self.name, in_channels=self.shape[0], precision=precision)
         fused.load_state_dict(self.module.state_dict())

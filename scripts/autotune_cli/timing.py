@@ -105,7 +105,6 @@ def interleave(
         The samples by name.
     """
     counts = {name: _calls_in(SLICE_SECONDS / 2, burst_us(call, device, 1)) for name, call in calls.items()}
-
     monitor = measure.Monitor(device)
 
     def sample(name: str) -> tuple[float, float | None, list[float]]:
@@ -118,8 +117,9 @@ def interleave(
     for rounds, taken in enumerate(shuffled_rounds([partial(sample, name) for name in calls]), 1):
         for name, (stream, clock, latency) in zip(calls, taken, strict=True):
             samples[name].stream.append(stream)
-            samples[name].sm_mhz.extend([] if clock is None else [clock])
             samples[name].latency.append(latency)
+            if clock is not None:
+                samples[name].sm_mhz.append(clock)
         done = min(rounds / MIN_ROUNDS, (time.perf_counter() - start) / budget if budget else 1.0)
         progress(done)
         if done >= 1:

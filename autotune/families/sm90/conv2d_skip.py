@@ -17,12 +17,12 @@ from autotune.families.sm90.hopper_family import hopper_family
 from autotune.families.sm90.im2col import im2col_rules
 from autotune.ir import BYTE_FORMATS, DTYPES, Conv2dSkip, Epilogue
 
-_ROW_BYTES = (64, 128)
+_ROW_BYTES = (64, 128)  # of a step's channels
 _MAX_SUMS = {1: 64, 2: 128, 3: 96, 4: 64}
 """Registers of a thread for sums, by warpgroups: with one, two blocks share an SM's registers."""
 _ALIGNMENT, _BARRIER_BYTES = 1024, 8
 _MAX_SLOTS = 12  # more loads ahead do not hide more
-_MAX_TOGETHER = 64
+_MAX_TOGETHER = 64  # columns of a tile: more read the pixels once, too, but leave fewer tiles
 
 # For the cost, in cycles and bytes of an SM: estimates for an H100, not fitted.
 _MEMORY_BYTES_A_CYCLE, _L2_BYTES_A_CYCLE = 13, 40
