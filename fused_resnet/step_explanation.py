@@ -13,11 +13,11 @@ import torch
 from torch import fx, nn
 
 from autotune.core import CaptureError
+from autotune.ir import forms
 from fused_resnet.module import FusedResNet, InputError
 from fused_resnet.text_table import format_table, number, percent, shortened
 from fused_resnet.training.bound_problem import parsed, use
 from fused_resnet.training.compile import why_not_compiled
-from fused_resnet.training.forms import forms
 from fused_resnet.training.nodes import value
 from fused_resnet.training.norm_operators import BATCH_NORM_BACKWARD, MAX_POOL, MAX_POOL_PLACES
 from fused_resnet.training.norm_rewrite import rewrite_norms

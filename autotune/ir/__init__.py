@@ -6,6 +6,7 @@ from autotune.ir.byte_sums import MAX_SUM_ERROR, sum_error
 from autotune.ir.constant_expr import ConstantExpr, ConstantSource, State, evaluate
 from autotune.ir.epilogue import MAX_SCALARS, Epilogue, Step
 from autotune.ir.epilogue_steps import define_step, full_name, register_step
+from autotune.ir.forms import Form, all_forms, forms
 from autotune.ir.network import (
     INPUT,
     OUTPUT,
@@ -173,6 +174,7 @@ __all__ = [
     "ExpandDepthwise",
     "FirstLayers",
     "FoldedSe",
+    "Form",
     "Gemm",
     "GlobalAvgPool2d",
     "GroupNorm",
@@ -210,6 +212,7 @@ __all__ = [
     "TorchCall",
     "Upsample",
     "ValueRef",
+    "all_forms",
     "as_one_pixel",
     "compute",
     "define_step",
@@ -217,6 +220,7 @@ __all__ = [
     "dtype_name",
     "evaluate",
     "fold_gate",
+    "forms",
     "full_name",
     "fuse_cast",
     "fuse_concat",

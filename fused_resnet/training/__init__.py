@@ -1,8 +1,7 @@
 """Training: the convolutions of a compiled training step, forward and backward, on tuned kernels."""
 
 from fused_resnet.training.compile import compile_step, trainable
-from fused_resnet.training.forms import all_forms
 from fused_resnet.training.step_problems import StepProblems, graph_problems, step_problems
 from fused_resnet.training.winners import Winners
 
-__all__ = ["StepProblems", "Winners", "all_forms", "compile_step", "graph_problems", "step_problems", "trainable"]
+__all__ = ["StepProblems", "Winners", "compile_step", "graph_problems", "step_problems", "trainable"]

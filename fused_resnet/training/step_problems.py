@@ -22,8 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from autotune.core import CaptureError, in_one_line
-from autotune.ir import JOINED_RELU, NO_RELU, OWN_RELU, Convolution, Problem
-from fused_resnet.training.forms import forms
+from autotune.ir import JOINED_RELU, NO_RELU, OWN_RELU, Convolution, Problem, forms
 from fused_resnet.training.norms import (
     ADDITIONS,
     BATCH_NORM,

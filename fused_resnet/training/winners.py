@@ -9,10 +9,20 @@ from math import inf
 
 import torch
 
-from autotune.ir import Conv2dWgrad, Convolution, Elementwise, Epilogue, Problem, limit_us, parse
+from autotune.ir import (
+    Conv2dWgrad,
+    Convolution,
+    Elementwise,
+    Epilogue,
+    Form,
+    Problem,
+    all_forms,
+    forms,
+    limit_us,
+    parse,
+)
 from autotune.libraries import aten, cudnn_names
 from autotune.runtime import Candidate, KernelChoice, choices, usable_devices
-from fused_resnet.training.forms import Form, all_forms, forms
 from fused_resnet.training.step_plans import CLOSE, planned_kernels
 from tuning_db import reader
 from tuning_db.location import file_of, is_address

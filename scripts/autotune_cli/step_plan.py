@@ -17,9 +17,6 @@ from fused_resnet.training.step_plans import step_key
 from fused_resnet.training.step_tuner import TrainedModule, tune_step_plan
 from tuning_db import Store
 
-SHARE = 0.25
-"""Share of a run's time that is kept for this."""
-
 
 def settle(
     console: Console, store: Store, location: str, request: StepRequest, device: torch.device, until: Deadline

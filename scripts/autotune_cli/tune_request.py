@@ -7,13 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.core import Architecture, ProblemError, UnknownNameError
-from autotune.ir import BYTE_FORMATS, dtype_name, parse
+from autotune.ir import BYTE_FORMATS, all_forms, dtype_name, parse
 from autotune.tuner import TuneRequest, step_request
 from autotune_cli import models
 from autotune_cli.problem_file import read_problems
 from fused_resnet.model_source import PRODUCTS, TF32
 from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS
-from fused_resnet.training import all_forms
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,7 +47,7 @@ from autotune.tuner import (
     refuse_other_timing,
     start_in_background,
 )
-from autotune_cli import models, step_plan, tune_summary
+from autotune_cli import models, tune_summary
 from autotune_cli.command_line import (
     Group,
     add_batches,
@@ -66,13 +66,14 @@ from autotune_cli.tune_progress import LiveProgress
 from autotune_cli.tune_request import StepRequest, num_requests, tune_requests
 from fused_resnet.model_source import PRECISIONS
 from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS
-from fused_resnet.training.compile import why_not_compiled
 from tuning_db import DatabaseError, Store, shipped_databases
 from tuning_db.location import Location, file_of, is_address
 from tuning_db.postgres_backend import name_of
 
 SUMMARY_SHARE, SUMMARY_SECONDS = 0.05, 10.0
 """Share of the budget, and most seconds, that are kept for the summary, closing the database and ending processes."""
+STEP_SHARE = 0.25
+"""Share of a run's time in which kernels are chosen inside a whole training step."""
 
 
 def problem_help() -> str:
@@ -281,9 +282,11 @@ def _tune_group(
         if bench.name:
             problems = [problem for request in requests for problem in request.problems]
             refuse_other_timing(store, bench.name, problems, timing)
-        search = deadline.before(step_plan.SHARE * deadline.left) if steps else deadline
+        search = deadline.before(STEP_SHARE * deadline.left) if steps else deadline
         code = tune(requests, store, options, workers, search, foreign, args.verbose, found.start_batch)
     if not code and steps:
+        from autotune_cli import step_plan  # imports torch's compiler, which takes seconds
+
         with Store.create(path) as store:
             for left, step in zip(range(len(steps), 0, -1), steps, strict=True):
                 device = torch.device(bench.device or "")
@@ -296,9 +299,12 @@ def _settled_steps(requests: Sequence[TuneRequest], bench: Bench, found: Machine
 
     On a CPU little depends on what runs before a kernel.
     """
-    if not (bench.device and bench.arch.is_cuda and found.are_here) or why_not_compiled(torch.device(bench.device)):
+    steps = [one for one in requests if isinstance(one, StepRequest)]
+    if not (steps and bench.device and bench.arch.is_cuda and found.are_here):
         return []
-    return [one for one in requests if isinstance(one, StepRequest)]
+    from fused_resnet.training.compile import why_not_compiled  # imports torch's compiler, which takes seconds
+
+    return [] if why_not_compiled(torch.device(bench.device)) else steps
 
 
 def _files(databases: Sequence[Location]) -> list[Path]:

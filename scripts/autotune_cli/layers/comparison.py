@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 
-from autotune.ir import Problem, limit_us
+from autotune.ir import Problem, all_forms, limit_us
 from autotune.libraries import cudnn
 from autotune.measure import CandidateBench, Monitor, Sampler, interleave, sampler
 from autotune_cli import timing
 from autotune_cli.layers.contestants import Contestant, our_contestants, plan_contestants, torch_contestants
-from fused_resnet.training import all_forms
 
 SIDES = {
     "ours": "our best kernel",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autotune.ir import Conv2dDgrad, Convolution, Problem
+from autotune.ir.problem import Conv2dDgrad, Convolution, Problem
 
 
 @dataclass(frozen=True)
