@@ -1,18 +1,24 @@
-"""Plans of other databases for the networks of a run: kernels are copied and tried first; settling compares them."""
+"""Plans that the networks of a run begin with: of another database, or for another batch size.
+
+Their kernels are tried before the search, and settling compares them.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.families import Kernel
 from autotune.ir import Network
-from autotune.libraries import inductor
+from autotune.libraries import cudnn_names, inductor
+from autotune.runtime import plan_for_other_batch
 from autotune.tuner.device_queues import DeviceQueues
+from autotune.tuner.foreign_kernels import ForeignKernels
 from autotune.tuner.kernel_builder import KernelBuilder
 from autotune.tuner.trial_queue import WantedTrial
-from tuning_db import protocols
+from tuning_db import Store
+from tuning_db.schema import Device
 
 OTHER_DEVICE = 1.2
 """A plan that was this many times faster than Inductor's code on one device is faster on another one of the target.
@@ -24,18 +30,19 @@ code on the H200 is 0.87 to 1.05 times that on the H100. For the other two it is
 
 @dataclass(frozen=True)
 class CopiedPlan:
-    """A plan of another database whose kernels were copied.
+    """A plan of another database or for another batch size, with kernels of this database.
 
     Attributes:
-        choices: As of a plan. Layers whose kernels cannot be copied, such as operators of torch, are left out, and run
-            on their winners.
+        choices: As of a plan, but "us" is None for another batch size. Layers whose kernels cannot be taken over, such
+            as operators of torch, are left out, and run on their winners.
         details: Those of the plan: `details["alternatives"]` names the alternatives that it takes.
-        median_us: Time of the network with the plan, in microseconds, on the device of the other database.
+        median_us: Time of the network with the plan, in microseconds, on the device of the other database; infinite for
+            another batch size.
     """
 
     choices: Sequence[Mapping[str, Any]]
     details: Mapping[str, Any]
-    median_us: float
+    median_us: float = math.inf
 
     @property
     def is_ahead_of_inductor(self) -> bool:
@@ -47,29 +54,53 @@ class CopiedPlan:
 
 def copy_plan(
     network: Network,
-    plan: protocols.Plan,
-    kernels: Mapping[int, Kernel],
+    store: Store,
+    device: Device,
+    foreign: ForeignKernels | None,
     builder: KernelBuilder,
     trials: DeviceQueues,
     time_left: Callable[[], bool],
-) -> CopiedPlan:
-    """Copy the kernels of another database's plan for a network, and try them on their layers' problems.
+) -> CopiedPlan | None:
+    """Find a plan for a network that has none, and try its kernels on the problems of their layers.
+
+    A plan of another database for the batch size comes first, then one of this database for another batch size, then
+    one of another database for another batch size.
 
     Args:
         network: The network.
-        plan: The plan.
-        kernels: The kernels that can be copied, by their ids in the plan.
-        builder: Copies the kernels.
+        store: The database.
+        device: The device.
+        foreign: Kernels and plans of other databases.
+        builder: Copies kernels of other databases.
         trials: Receives the trials.
         time_left: Returns whether more may be tried.
+
+    Returns:
+        The plan, or None if there is none with a kernel that can be taken over.
     """
+    found = foreign.plan(device.name, network) if foreign else None
+    own = plan_for_other_batch(store, device, network) if found is None or not found.same_batch else None
     problems = {layer.name: layer.problem for layer in network.all_layers}
-    choices = [one for one in plan.choices if one["layer"] in problems and one["kernel"] in kernels]
-    builder.build(list(dict.fromkeys(kernels[one["kernel"]] for one in choices)))
+    if own:
+        plan, same_batch = own[0], False
+        known = [store.kernel(number) for number in {one["kernel"] for one in plan.choices}]
+        rows = {row.id: row for row in known if row.library and row.family != cudnn_names.FAMILY}
+    elif found:
+        plan, same_batch = found.plan, found.same_batch
+        used = {one["kernel"] for one in plan.choices if one["layer"] in problems} & found.kernels.keys()
+        builder.build([found.kernels[number] for number in sorted(used)])
+        rows = {number: builder.rows[found.kernels[number]] for number in used}
+    else:
+        return None
     copied: list[Mapping[str, Any]] = []
-    for one in choices:
-        row = builder.rows[kernels[one["kernel"]]]
+    for one in plan.choices:
+        if one["layer"] not in problems or not (row := rows.get(one["kernel"])):
+            continue
         if time_left():
             trials.submit(WantedTrial(problems[one["layer"]], row, [one["launch"]]))
-        copied.append({**one, "kernel": row.id})
-    return CopiedPlan(copied, plan.details, plan.median_us)
+        copied.append({**one, "kernel": row.id, "us": one["us"] if same_batch else None})
+    if not copied:
+        return None
+    if same_batch:
+        return CopiedPlan(copied, plan.details, plan.median_us)
+    return CopiedPlan(copied, {"alternatives": plan.details.get("alternatives", [])})

@@ -18,10 +18,26 @@ from typing import Any
 from autotune.codegen import rendering
 from autotune.core import AutotuneError
 from autotune.families import SHARED_LIBRARY, Kernel, family
-from autotune.ir import Epilogue, Problem, parse
+from autotune.ir import Epilogue, Network, Problem, parse
+from autotune.runtime import plan_for_other_batch
 from tuning_db import protocols, public_keys
 from tuning_db.reader import Reader
 from tuning_db.schema import KernelRow
+
+
+@dataclass(frozen=True)
+class ForeignPlan:
+    """A plan of another database.
+
+    Attributes:
+        plan: The plan.
+        kernels: Those of its kernels that can be copied, by their ids there.
+        same_batch: Whether it is for the batch size of the network.
+    """
+
+    plan: protocols.Plan
+    kernels: Mapping[int, Kernel]
+    same_batch: bool
 
 
 @dataclass(frozen=True)
@@ -74,23 +90,24 @@ class ForeignKernels:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def plan(self, device: str, network: str) -> tuple[protocols.Plan, Mapping[int, Kernel]] | None:
+    def plan(self, device: str, network: Network) -> ForeignPlan | None:
         """Return the plan of a network for a device, of the first database that has one.
 
         A device of the same name comes first, then any device of the target: what is fast on an H100 is seldom slow on
-        an H200, and settling compares the plan on the device itself.
-
-        Returns:
-            The plan, and those kernels of its database that can be copied, by their ids there.
+        an H200, and settling compares the plan on the device itself. If no database has a plan for the batch size, one
+        for another batch size is returned, again of the same device first.
         """
-        plans = [
-            (row.name != device, plan, current)
-            for database, current in self._databases
-            for row in database.devices()
-            if row.target == self._target and (plan := database.plan(row, network))
-        ]
+        plans: list[tuple[tuple[bool, bool], ForeignPlan]] = []
+        for database, current in self._databases:
+            for row in database.devices():
+                if row.target != self._target:
+                    continue
+                if own := database.plan(row, network.key):
+                    plans.append(((False, row.name != device), ForeignPlan(own, current, same_batch=True)))
+                elif other := plan_for_other_batch(database, row, network):
+                    plans.append(((True, row.name != device), ForeignPlan(other[0], current, same_batch=False)))
         found = min(plans, key=itemgetter(0), default=None)
-        return found and found[1:]
+        return found and found[1]
 
     def _read(self, database: Reader, target: str) -> None:
         current: dict[int, Kernel] = {}

@@ -72,7 +72,7 @@ def tune_network_plan(
         tell: Called with a message if the plan cannot be tuned.
         whole_seconds: Time of compiling torch's operators for the whole network. If less is left, the times that were
             measured by the process that compiled them are compared.
-        copied: The plan of another database.
+        copied: The plan of another database or for another batch size.
 
     Returns:
         The recorded plan, or None if a layer has no candidate or the network cannot be timed. Its
@@ -99,13 +99,17 @@ def tune_network_plan(
         winners,
         *(plan for plan in _other_starts(store, device, parts, winners, known, descend) if timer.runs(plan)),
     ]
-    if in_use and not _is_whole(in_use, network) and timer.runs(in_use):
-        starts.append(in_use)
-    results = timer.compare(starts)
-    if results is None:
+    if in_use and not _is_whole(in_use, network):
+        if timer.runs(in_use):
+            starts.append(in_use)
+        else:
+            tell(f"the plan that the network would run now does not run: {timer.fault}")
+    timed = timer.compare_those_that_run(starts)
+    if not timed:
         return recorder.row
-    recorder.alone_us = results[0].median_us or math.inf
-    fastest, *others = sorted(zip(starts, results, strict=True), key=_median_us)
+    starts = [plan for plan, _ in timed]
+    recorder.alone_us = next((_median_us(one) for one in timed if one[0] is winners), math.inf)
+    fastest, *others = sorted(timed, key=_median_us)
     if _median_us(fastest) < _fastest_us(whole):
         recorder.best_us = _median_us(fastest)
         if recorder.row or fastest[0] is not in_use or saved is None:
@@ -131,9 +135,15 @@ def tune_network_plan(
 
 
 def record_copied_plan(
-    store: Store, device: Device, worker: Worker, network: Network, copied: CopiedPlan, until: Deadline = NEVER
+    store: Store,
+    device: Device,
+    worker: Worker,
+    network: Network,
+    copied: CopiedPlan,
+    until: Deadline = NEVER,
+    tell: Callable[[str], object] = lambda _: None,
 ) -> PlanRow | None:
-    """Time the plan of another database, and record it: a run whose time ends before the descent has a fast plan.
+    """Time a copied plan, and record it: a run whose time ends before the descent has a fast plan.
 
     Args:
         store: The database, where the plan's kernels were tried.
@@ -142,6 +152,7 @@ def record_copied_plan(
         network: The network.
         copied: The plan.
         until: Deadline.
+        tell: Called with a message if the plan does not run.
 
     Returns:
         The recorded plan, or None if it does not run on this device or there is no time.
@@ -151,10 +162,15 @@ def record_copied_plan(
     """
     known = known_candidates(store, device, network)
     plan = plan_in_use(store, device, worker, network, known, copied, until)
-    results = PlanTimer(worker, network, until.clock).compare([plan]) if plan and not until.is_over else None
+    if plan is None or until.is_over:
+        return None
+    timer = PlanTimer(worker, network, until.clock)
+    results = timer.compare([plan])
+    if results is None:
+        tell(f"the plan of another database or batch size does not run: {timer.fault}")
+        return None
     recorder = PlanRecorder(store, device, network, known)
-    if plan and results:
-        recorder.record(plan, results[0])
+    recorder.record(plan, results[0])
     return recorder.row
 
 

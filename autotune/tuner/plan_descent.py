@@ -82,6 +82,19 @@ class PlanTimer:
             self.seconds = (self.seconds + taken) / 2 if self.seconds else taken
         return results
 
+    def compare_those_that_run(self, plans: Sequence[PlanState]) -> list[tuple[PlanState, Result]]:
+        """Time plans in interleaved rounds; if they do not run together, such as for want of memory, each alone.
+
+        Returns:
+            The plans that run, with their results.
+
+        Raises:
+            OutOfTimeError: At the deadline of the worker.
+        """
+        if results := self.compare(plans):
+            return list(zip(plans, results, strict=True))
+        return [(plan, results[0]) for plan in plans if (results := self.compare([plan]))]
+
     def num_plans(self, seconds: float) -> float:
         """Return how many plans can be compared within some seconds."""
         return min(seconds, MAX_REQUEST_SECONDS) / self.seconds if self.seconds else math.inf

@@ -39,7 +39,7 @@ class Settling:
         finals: Times what was tried beside the search in interleaved rounds.
         breakdown: Receives the times.
         progress: Receives events.
-        copied_plans: Plans of other databases, by the keys of the networks.
+        copied_plans: Plans of other databases or batch sizes, by the keys of the networks.
     """
 
     store: Store

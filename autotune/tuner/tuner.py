@@ -250,20 +250,21 @@ class Tuner:
         )
 
     def _copy_plans(self) -> None:
-        """Copy, time and record the plans of other databases for networks that have none in this one."""
+        """Time and record plans of other databases or batch sizes for networks that have none in this database."""
         device, trials = self._started()
         for network in self._planned:
-            found = self._foreign.plan(device.name, network.key) if self._foreign else None
-            if found and not self.store.plan(device, network.key):
-                self.progress.stage("trying the plans of other databases")
-                plan = copy_plan(network, *found, self.builder, trials, self.time_left)
-                if plan.choices:
-                    self._copied_plans[network.key] = plan
+            if self.store.plan(device, network.key):
+                continue
+            self.progress.stage("trying plans of other databases and batch sizes")
+            plan = copy_plan(network, self.store, device, self._foreign, self.builder, trials, self.time_left)
+            if plan:
+                self._copied_plans[network.key] = plan
         trials.drain()
         for network in self._planned:
             if copied := self._copied_plans.get(network.key):
+                until, tell = self.phases.current, self.progress.note
                 with self.breakdown.charge("time"):
-                    row = record_copied_plan(self.store, device, self.workers[0], network, copied, self.phases.current)
+                    row = record_copied_plan(self.store, device, self.workers[0], network, copied, until, tell)
                 if row and copied.is_ahead_of_inductor:
                     self._ahead_of_inductor.add(network.key)
 

@@ -64,6 +64,34 @@ def test_or_else_from_a_plan_that_was_copied_as_far_as_its_kernels_are_known(sto
     assert plan_of(row, made) == (1, 1) and row.median_us == 8.0
 
 
+class SmallDevice(TableDevice):
+    """A device whose memory suffices for one plan at a time."""
+
+    def time_networks(self, network, plans, rounds):
+        if len(plans) > 1:
+            return [Result("crashed", "out of memory")] * len(plans)
+        return super().time_networks(network, plans, rounds)
+
+
+def test_plans_that_do_not_run_together_are_timed_one_by_one(store, kernels):
+    device, made = kernels
+    copied = CopiedPlan(choices_of(made, (1, 1)), {}, 1.0)
+    row = tune_network_plan(store, device, SmallDevice(VALLEYS), NETWORK, copied=copied)
+    assert plan_of(row, made) == (1, 1) and row.details["alone_us"] == VALLEYS[0, 0]
+
+
+def test_a_copied_plan_that_does_not_run_is_reported(store, kernels):
+    device, made = kernels
+    copied, told = CopiedPlan(choices_of(made, (1, 1)), {}, 1.0), []
+
+    class Broken(TableDevice):
+        def time_networks(self, network, plans, rounds):
+            return [Result("crashed", "out of memory")]
+
+    assert record_copied_plan(store, device, Broken(VALLEYS), NETWORK, copied, tell=told.append) is None
+    assert len(told) == 1 and "out of memory" in told[0] and store.plan(device, NETWORK.key) is None
+
+
 @pytest.mark.parametrize("second_us", [2.0, 9.0])
 def test_a_copied_plan_is_recorded_before_the_search_and_the_search_begins_there(store, kernels, second_us):
     device, made = kernels

@@ -380,16 +380,24 @@ def test_kernels_of_another_database_are_copied_instead_of_compiled(tuned, worke
 
 @pytest.mark.process
 @pytest.mark.compile
-@pytest.mark.parametrize("device", ["the same", "another"])
-def test_the_plan_of_another_database_is_copied_and_its_kernels_are_tried_first(
-    device, worker, cpu, cpu_target, tmp_path
+@pytest.mark.parametrize(
+    "device, batch, in_place",
+    [
+        ("the same", 1, False),
+        ("another", 1, False),
+        ("the same", 3, False),
+        ("another", 3, False),
+        ("the same", 3, True),
+    ],
+)
+def test_a_plan_of_another_database_or_batch_size_is_taken_over_and_its_kernels_are_tried_first(
+    device, batch, in_place, worker, cpu, cpu_target, tmp_path
 ):
     model = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(16, 8, 3))
-    network = capture(model.eval(), (1, 8, 9, 9), "f32")
-    layers = {layer.name: str(layer.problem) for layer in network.all_layers}
+    first, second = (capture(model.eval(), (n, 8, 9, 9), "f32") for n in (1, batch))
 
-    def tuned_network(path, trials, foreign=None):
-        """Return the plan as problem -> (family, config, launch), and what was tried, in order."""
+    def tuned_network(network, path, trials, foreign=None):
+        """Return the plan as layer -> (family, config, launch), and what was tried on each problem, in order."""
         options = TunerOptions(cpu, cpu_target, trials, jobs=2, gain=0.0, inductor=())
         problems = [layer.problem for layer in network.all_layers]
         with Store.create(path) as store:
@@ -399,20 +407,23 @@ def test_the_plan_of_another_database_is_copied_and_its_kernels_are_tried_first(
             choices = store.plan(tuner.device, network.key).choices
         tried = rows(path, f"SELECT k.family, k.config, m.launch, p.text FROM {KERNELS} ORDER BY m.id")
         named = [(one, kernels[one["kernel"]]) for one in choices]
-        plan = {layers[one["layer"]]: (row.family, row.config, json.dumps(one["launch"])) for one, row in named}
+        plan = {one["layer"]: (row.family, row.config, json.dumps(one["launch"])) for one, row in named}
         return plan, [(text, (family, config, launch)) for family, config, launch, text in tried]
 
-    plan, _ = tuned_network(tmp_path / "first.db", 8)
-    ours = {(text, one) for text, one in plan.items() if one[0].startswith("cpu_")}
+    plan, _ = tuned_network(first, tmp_path / "first.db", 8)
+    layers = {layer.name: str(layer.problem) for layer in second.all_layers}
+    ours = {(layers[name], one) for name, one in plan.items() if one[0].startswith("cpu_")}
     assert ours
     if device == "another":
         with closing(sqlite3.connect(tmp_path / "first.db")) as connection:
             connection.execute("UPDATE device SET name = 'a CPU of the same target'")
             connection.commit()
         renew_digests(tmp_path / "first.db")
-    with ForeignKernels([tmp_path / "first.db"], cpu_target) as foreign:
-        _, tried = tuned_network(tmp_path / "second.db", 1, foreign)
-    assert set(tried[: len(ours)]) == ours
+    path = tmp_path / ("first.db" if in_place else "second.db")
+    with ForeignKernels([] if in_place else [tmp_path / "first.db"], cpu_target) as foreign:
+        _, tried = tuned_network(second, path, 1, foreign)
+    of_second = [one for one in tried if one[0] in layers.values()]
+    assert set(of_second[: len(ours)]) == ours
 
 
 def test_kernels_of_another_text_are_not_taken(tuned, cpu_target, tmp_path):
