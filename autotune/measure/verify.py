@@ -12,8 +12,9 @@ from collections.abc import Mapping
 
 import torch
 
-from autotune.ir import BYTE_FORMATS, S8, TENSOR_DTYPES, Epilogue, Operand, Problem, Step, compute
+from autotune.ir import BYTE_FORMATS, S8, TENSOR_DTYPES, Epilogue, Operand, Problem, Step
 from autotune.measure import byte_tolerance
+from autotune.measure.sliced_reference import sliced_reference
 from autotune.measure.timers import Runnable, stream_of, synchronize
 
 HALF_SUMS = "f16 sums"
@@ -122,11 +123,11 @@ class Workload:
         # Results in float32 and bytes are checked against float64: torch's float32 algorithms may be less exact.
         exact = self.device.type == "cpu" or {self.problem.dtype, self.problem.output_dtype} & {"f32", *BYTE_FORMATS}
         precise = torch.float64 if exact else torch.float32
-        operands = self._inputs(precise)
+        operands = {name: tensor for name, tensor in self.tensors.items() if name not in self._guarded}
         with torch.backends.cudnn.flags(allow_tf32=False), torch.no_grad():
             tf32, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
             try:
-                return compute(self.problem, operands, self.scalars)
+                return sliced_reference(self.problem, operands, self.scalars, precise)
             finally:
                 torch.backends.cuda.matmul.allow_tf32 = tf32
 
