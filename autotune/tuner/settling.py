@@ -8,6 +8,7 @@ from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from autotune.codegen import POLL_SECONDS
 from autotune.core import Deadline
 from autotune.ir import Network
 from autotune.measure import Worker
@@ -55,7 +56,7 @@ class Settling:
     def run(self, networks: Sequence[Network], until: Deadline) -> None:
         """Tune the plan of each network.
 
-        On one device they share the time, and those that Inductor still compiles come last. On several devices each
+        On one device they share the time, in the order in which Inductor has compiled them. On several devices each
         device has its networks.
 
         Raises:
@@ -70,10 +71,10 @@ class Settling:
         left = list(networks)
         while left:
             part = until.share(1 / len(left))
-            network = next((network for network in left if not self._is_compiling(network)), left[0])
+            network = self._first_compiled(left, part.share(COMPILING_SHARE))
             left.remove(network)
             self._tell(network, len(networks))
-            seconds = self._finish_beside(network, part.share(COMPILING_SHARE))
+            seconds = self._end_beside(network)
             with self.breakdown.charge("time"):
                 self._tune(self.store, worker, network, part, seconds)
 
@@ -86,8 +87,9 @@ class Settling:
             for worker, share in zip(self.workers, shares, strict=True):
                 beside: list[float] = []
                 for network in share:
+                    self._first_compiled([network], until.share(COMPILING_SHARE / len(networks)))
                     self._tell(network, len(networks))
-                    beside.append(self._finish_beside(network, until.share(COMPILING_SHARE / len(networks))))
+                    beside.append(self._end_beside(network))
                 running.append(executor.submit(self._in_order, worker, share, beside, until))
             for future in futures.as_completed(running):
                 future.result()
@@ -128,8 +130,18 @@ class Settling:
             beside.advance()
         return bool(beside and not beside.is_done)
 
-    def _finish_beside(self, network: Network, until: Deadline) -> float:
-        """Wait for what Inductor still compiles, compare it with eager torch, and end the process.
+    def _first_compiled(self, networks: Sequence[Network], until: Deadline) -> Network:
+        """Return the network that Inductor has compiled first; at a deadline the first one if it has compiled none."""
+        waiting = False
+        while all(self._is_compiling(network) for network in networks) and not until.is_over:
+            if not waiting:
+                self.progress.stage("waiting for Inductor")
+            waiting = True
+            time.sleep(POLL_SECONDS)
+        return next((network for network in networks if not self._is_compiling(network)), networks[0])
+
+    def _end_beside(self, network: Network) -> float:
+        """Compare what Inductor has compiled with eager torch, and end its process; what it still compiles is lost.
 
         Returns:
             Seconds that its trials took.
@@ -137,9 +149,6 @@ class Settling:
         beside = self.beside.trials(network)
         if beside is None:
             return 0.0
-        if self._is_compiling(network):
-            self.progress.stage("waiting for Inductor")
-            beside.wait(until)
         # A process that has not tried them would compile them once more.
         if beside.is_done and beside.num_tried and network.whole:
             self.finals.time(beside.worker, network.whole.layers[0].problem)
