@@ -174,6 +174,20 @@ def _where(model: nn.Module, frames: TracebackType | None) -> str:
     return _called(*found)
 
 
+def _refuse_unknown_sizes(node: fx.Node) -> None:
+    """Raise a CaptureError if the size of a node's result depends on values of tensors, as that of nonzero."""
+    # Imported by torch.export, whose results these nodes are.
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    value = node.meta.get("val")
+    tensors = [one for one in (value if isinstance(value, list | tuple) else [value]) if isinstance(one, torch.Tensor)]
+    if any(free_unbacked_symbols(tensor) for tensor in tensors):
+        raise CaptureError(
+            f"{path(node) or 'the model'} calls {node.target}: the size of its result depends on values of tensors, "
+            "and a network has fixed sizes. torch.where(condition, x, y), for example, has a fixed size"
+        )
+
+
 def _called(name: str, module: nn.Module) -> str:
     return f"{name} ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
 
@@ -196,6 +210,7 @@ def _read(exported: torch.export.ExportedProgram | TracedGraph) -> Traced:
                 "depends on values of tensors, or with autocast or gradient modes of its own, cannot be captured"
             )
         if node.op == "call_function":
+            _refuse_unknown_sizes(node)
             _plain_norm(node)
             _first_result(node)
             _unexpanded(node)

@@ -37,6 +37,9 @@ def test_bench_compares_databases_in_one_run(tuned_db, tmp_path):
     assert [entry["file"] for entry in record["against"]] == ["before.db"]
     assert_error(script("bench", *words, "--against", other, "--against", other), "two have the same name")
     assert_error(script("bench", *words, "--against", tmp_path / "none.db"), "no tuning database", "none.db")
+    (tmp_path / "text.db").write_text("no database")
+    assert_error(script("bench", *words, "--against", tmp_path / "text.db"), "text.db is not a tuning database")
+    assert_error(script("bench", "--db", tmp_path / "text.db", *words[2:]), "text.db is not a tuning database")
 
 
 def test_a_paused_bench_ends_with_the_process_that_paused_it(tuned_db, tmp_path, monkeypatch):

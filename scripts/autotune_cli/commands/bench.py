@@ -64,6 +64,7 @@ from autotune_cli.training_steps import STEPS, gradients
 from autotune_cli.training_steps import eager as eager_step
 from fused_resnet.model_source import FP8, INT8
 from fused_resnet.networks import se_resnet9_fixup
+from tuning_db import location
 
 TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 4e-2, torch.float32: 5e-3}  # f32 may mean TF32 on a GPU
 AS_TORCH = 2.0
@@ -250,9 +251,8 @@ def pick_database(arguments: argparse.Namespace, chosen: Iterable[Variant]) -> d
 
 
 def entry(path: Path) -> dict[str, str]:
-    """Return the entry of a database in a record."""
-    if not path.is_file():
-        raise AutotuneError(f"there is no tuning database '{path}': run `autotune tune` first, or give another")
+    """Return the entry of a database in a record; raises DatabaseError if the file is none."""
+    location.check(path)
     return {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 

@@ -62,6 +62,8 @@ def switches(m, x):
         (counts, r"1\.1: forward changes '1\.1\.count'"),
         (lambda m, x: torch.fft.fft(x), r"1\.1: fft_fft is torch\.complex64: real numbers, integers and booleans"),
         (lambda m, x: x.sum().item(), "returns a number that depends on values of tensors, by item"),
+        (lambda m, x: x[x > 0], r"1\.1 calls aten\.index\.Tensor: the size of its result depends on values"),
+        (lambda m, x: torch.unique(x), r"1\.1 calls aten\._unique2\.default: the size of its result depends"),
         (lambda m, x: None, "the model returns no tensor"),
     ],
 )
