@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import torch
 
-from autotune.core import ceil_div
+from autotune.core import ProblemError, ceil_div
 from autotune.ir import Problem, TorchCall, compute, is_built_in, with_batch
 
 MOST_BYTES = 2**30
@@ -37,10 +37,10 @@ def sliced_reference(
     Returns:
         Every output by its operand name, in `dtype`, or in float32 if there are several slices.
     """
-    rows = _rows(problem)
     numbers = sum(math.prod(operand.shape) for operand in problem.operands() if operand.role == "output")
     slices = ceil_div(numbers * dtype.itemsize, most_bytes)
-    if rows is None or slices < 2:
+    rows = _rows(problem) if slices > 1 else None
+    if rows is None:
         return compute(problem, {name: tensor.to(dtype) for name, tensor in tensors.items()}, scalars)
     shared = {name: tensor.to(dtype) for name, tensor in tensors.items() if name not in rows}
     images, whole = max(1, problem.batch // slices), dict[str, torch.Tensor]()
@@ -65,10 +65,14 @@ def _rows(problem: Problem) -> dict[str, int] | None:
     None if the results of one image may depend on others: an output has no part for each image, as a weight gradient,
     or the operator is not known.
     """
-    if problem.batch < 2 or isinstance(problem, TorchCall) or not is_built_in(type(problem)):
+    if not is_built_in(type(problem)) or isinstance(problem, TorchCall) or problem.batch < 2:
+        return None
+    try:
+        one_image = with_batch(problem, 1)
+    except ProblemError:  # such as the statistics of one number
         return None
     rows: dict[str, int] = {}
-    for operand, of_one in zip(problem.operands(), with_batch(problem, 1).operands(), strict=True):
+    for operand, of_one in zip(problem.operands(), one_image.operands(), strict=True):
         if operand.shape == (of_one.shape[0] * problem.batch, *of_one.shape[1:]):
             rows[operand.name] = of_one.shape[0]
         elif operand.role == "output" or operand.shape != of_one.shape:
