@@ -1,7 +1,7 @@
 """The reference of a problem, computed slice by slice over the batch, so that a large batch needs little memory.
 
 In float64 the result of a layer in bytes takes eight times its memory, and so does what each step of the epilogue
-returns. The tensors of ResNet-50's first block at batch 2048 take 1.6 GB in bytes.
+returns. The result of ResNet-50's first block at batch 2048 takes 1.6 GB in bytes.
 """
 
 from __future__ import annotations

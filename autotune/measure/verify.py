@@ -107,7 +107,8 @@ class Workload:
 
     def _gain(self, before: Epilogue, anchors: int) -> float:
         """Return the factor that makes the values after some steps spread over the range of a byte."""
-        inputs, own = self._inputs(torch.float32), self.problem.scalars
+        inputs = {name: tensor.float() for name, tensor in self._given.items()}
+        own = self.problem.scalars
         with torch.no_grad():
             functions = self.problem.reference_anchors(inputs)[:anchors]
             values, _ = before.apply(
@@ -115,19 +116,19 @@ class Workload:
             )
         return _BYTE_RMS / max(float(values.square().mean().sqrt()), 1e-30)
 
-    def _inputs(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Return all operands but the outputs, which are not written yet, in a dtype."""
-        return {name: tensor.to(dtype) for name, tensor in self.tensors.items() if name not in self._guarded}
+    @property
+    def _given(self) -> dict[str, torch.Tensor]:
+        """Return all operands but the outputs."""
+        return {name: tensor for name, tensor in self.tensors.items() if name not in self._guarded}
 
     def _expected(self) -> dict[str, torch.Tensor]:
         # Results in float32 and bytes are checked against float64: torch's float32 algorithms may be less exact.
         exact = self.device.type == "cpu" or {self.problem.dtype, self.problem.output_dtype} & {"f32", *BYTE_FORMATS}
         precise = torch.float64 if exact else torch.float32
-        operands = {name: tensor for name, tensor in self.tensors.items() if name not in self._guarded}
         with torch.backends.cudnn.flags(allow_tf32=False), torch.no_grad():
             tf32, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
             try:
-                return sliced_reference(self.problem, operands, self.scalars, precise)
+                return sliced_reference(self.problem, self._given, self.scalars, precise)
             finally:
                 torch.backends.cuda.matmul.allow_tf32 = tf32
 
@@ -243,8 +244,7 @@ class Workload:
 
     def _read_only(self) -> dict[str, torch.Tensor]:
         """Return what no kernel may write: the inputs and the reference."""
-        given = {name: tensor for name, tensor in self.tensors.items() if name not in self._guarded}
-        return given | {f"the reference of {name}": tensor for name, tensor in self.expected.items()}
+        return self._given | {f"the reference of {name}": tensor for name, tensor in self.expected.items()}
 
     def _checksums(self) -> torch.Tensor:
         return torch.stack([_raw(tensor).sum(dtype=torch.int64) for tensor in self._read_only().values()])

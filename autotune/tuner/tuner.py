@@ -255,9 +255,9 @@ class Tuner:
         for network in self._planned:
             if self.store.plan(device, network.key):
                 continue
-            self.progress.stage("trying plans of other databases and batch sizes")
             plan = copy_plan(network, self.store, device, self._foreign, self.builder, trials, self.time_left)
             if plan:
+                self.progress.stage("trying plans of other databases and batch sizes")
                 self._copied_plans[network.key] = plan
         trials.drain()
         for network in self._planned:
