@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from autotune.core import Deadline
 from autotune.ir import Network, Problem
+from autotune.libraries import cudnn_names
 from autotune.measure import LayerAssignment, Worker
 from autotune.runtime import Candidate, candidate, plan_for_other_batch, shortlist
 from autotune.tuner.copied_plans import CopiedPlan
@@ -96,8 +97,10 @@ def plan_in_use(
 
 def _is_right(store: Store, device: Device, worker: Worker, problem: Problem, one: KnownCandidate) -> bool:
     """Return whether a candidate is right on a problem; one of ours that was not tried there is tried now."""
+    if one.candidate.kind == cudnn_names.KIND:
+        return one.candidate.symbol == str(problem)  # it refuses any other problem
     if not one.candidate.native:
-        return True  # an operator of torch; a plan of cuDNN refuses any problem but its own
+        return True  # an operator of torch
     launch = launch_text(one.candidate.launch)
     tried = [
         row.status

@@ -12,7 +12,8 @@ from processes import TUNED_BATCH
 from two_layer_network import LAYERS, NETWORK, VALLEYS, TableDevice
 
 from autotune.core import Deadline, device_name
-from autotune.ir import INPUT, OUTPUT, Network, NetworkKey
+from autotune.ir import INPUT, OUTPUT, Network, NetworkKey, with_batch
+from autotune.libraries.cudnn_names import FAMILY, KIND
 from autotune.measure import Result, Worker
 from autotune.runtime.selection import select
 from autotune.tuner.copied_plans import CopiedPlan
@@ -131,6 +132,18 @@ def test_or_else_from_the_plan_for_other_batch_batch_size(store, kernels):
     row = tune_network_plan(store, device, TableDevice(VALLEYS), network)
     assert plan_of(row, made) == (1, 1) and row.network == network.key
     assert [choice["us"] for choice in row.choices] == [2.0, 2.0]  # as they were measured for this batch size
+
+
+def test_a_plan_of_cudnn_for_another_batch_size_is_left_out(store, kernels):
+    device, made = kernels
+    network = replace(NETWORK, identity=NetworkKey("net", 2, (("dtype", "f32"),)))
+    library = store.put_library(b"a plan", kind=KIND, target="any", compiler="", flags="", cutlass="", abi_version=0)
+    identity = {"family": FAMILY, "config": json.dumps({"number": 7}), "dtype": "f32", "epilogue": "none"}
+    there = str(with_batch(NETWORK.layers[0].problem, 8))
+    plan = store.put_kernel(identity | {"target": "any", "source": ""}, symbol=there, library_id=library.id)
+    save(store, device, made | {("first", 7): plan.id}, (7, 1), network.with_batch(8))
+    row = tune_network_plan(store, device, TableDevice(VALLEYS | {(0, 1): 7.0}), network)  # which has no number 7
+    assert plan_of(row, made) == (0, 1) and row.median_us == 7.0
 
 
 def test_a_kernel_of_the_plan_in_use_is_tried_in_all_layers_of_its_problem(store, kernels):
