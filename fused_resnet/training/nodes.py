@@ -50,3 +50,17 @@ def value(argument: Any) -> torch.Tensor:
     """Return the result of a node without values."""
     value: torch.Tensor = argument.meta["val"]
     return value
+
+
+def is_zero(node: object) -> bool:
+    """Return whether a node is a tensor of one 0."""
+    return isinstance(node, fx.Node) and node.target == torch.ops.aten.full.default and node.args[:2] == ([], 0.0)
+
+
+def erase(node: fx.Node) -> None:
+    """Remove a call that nothing reads, and those of its arguments that nothing else reads."""
+    if node.op == "call_function" and not node.users:
+        arguments = node.all_input_nodes
+        node.graph.erase_node(node)
+        for one in arguments:
+            erase(one)

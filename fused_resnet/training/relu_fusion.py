@@ -17,12 +17,12 @@ from autotune.ir import Conv2d, Conv2dDgrad
 from fused_resnet.training.bound_problem import can_solve
 from fused_resnet.training.channels_last import ChannelsLast
 from fused_resnet.training.kernel_calls import convolve
-from fused_resnet.training.nodes import call, is_like, value
+from fused_resnet.training.nodes import call, is_like, is_zero, value
 from fused_resnet.training.passes import Pass, with_mask, with_relu
 from fused_resnet.training.winners import Winners
 
-_WHERE, _THRESHOLD = torch.ops.aten.where.self, torch.ops.aten.threshold_backward.default
-MASKS = (_WHERE, _THRESHOLD)
+WHERE, THRESHOLD = torch.ops.aten.where.self, torch.ops.aten.threshold_backward.default
+MASKS = (WHERE, THRESHOLD)
 """The operators that compute a ReLU's gradient: where(y <= 0, 0, dy) for Inductor, and threshold_backward(dy, y, 0)."""
 _RELU = torch.ops.aten.relu.default
 _CONVERT = torch.ops.prims.convert_element_type.default
@@ -59,22 +59,23 @@ class ReluFusion:
         graph.erase_node(node)
         return True
 
-    def replace_mask(self, node: fx.Node) -> None:
+    def replace_mask(self, node: fx.Node) -> bool:
         """Replace a ReLU's mask and the gradient that it alone reads, if a kernel computes both."""
         active, gradient = _mask(node)
         one = self._computed.get(gradient) if gradient else None
         if one is None or active is None or len(gradient.users) > 1 or not isinstance(one.problem, Conv2dDgrad):
-            return
+            return False
         problem = with_mask(one.problem)
         layout = self._layout(problem, one)
         if problem is None or layout is None or not is_like(value(active), value(node)):
-            return
+            return False
         graph, database = node.graph, self._winners.database
         with graph.inserting_before(node):
             y = convolve(graph, self._layouts, problem, [*one.operands, active], database, layout, turned=True)
         node.replace_all_uses_with(y)
         graph.erase_node(node)
         graph.erase_node(gradient)
+        return True
 
     def _layout(self, problem: Conv2d | None, one: Pass) -> str | None:
         """Return the layout of the weight of the kernel for a pass and what is fused; None if it is not faster."""
@@ -90,14 +91,9 @@ class ReluFusion:
 def _mask(node: fx.Node) -> tuple[Any, Any]:
     """Return a ReLU's result and the result's gradient, for a call that computes the ReLU's input gradient."""
     arguments: Any = node.args
-    if node.target == _THRESHOLD:
+    if node.target == THRESHOLD:
         gradient, active, threshold = arguments
         return (active, gradient) if threshold == 0 else (None, None)
     condition, zero, gradient = arguments
-    is_relu = condition.target == torch.ops.aten.le.Scalar and condition.args[1] == 0 and _is_zero(zero)
+    is_relu = condition.target == torch.ops.aten.le.Scalar and condition.args[1] == 0 and is_zero(zero)
     return (condition.args[0], gradient) if is_relu else (None, None)
-
-
-def _is_zero(node: object) -> bool:
-    """Return whether a node is a tensor of one 0."""
-    return isinstance(node, fx.Node) and node.target == torch.ops.aten.full.default and node.args[:2] == ([], 0.0)

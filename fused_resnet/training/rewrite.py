@@ -14,6 +14,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 import autotune.ir
 from fused_resnet.training.bound_problem import can_solve
 from fused_resnet.training.channels_last import ChannelsLast
+from fused_resnet.training.image_means import MEAN, image_mean, replace_mean
 from fused_resnet.training.joined_weights import join_conversions, join_packings
 from fused_resnet.training.kernel_calls import convolve, want_channels_last
 from fused_resnet.training.nodes import call, result, value
@@ -22,6 +23,7 @@ from fused_resnet.training.norm_operators import BATCH_NORM, BATCH_NORM_BACKWARD
 from fused_resnet.training.operator import SOLVE
 from fused_resnet.training.passes import BY_BIAS, FORWARD, Pass, passes
 from fused_resnet.training.relu_fusion import MASKS, ReluFusion
+from fused_resnet.training.relu_gradients import relu_gradient, replace_gradient
 from fused_resnet.training.winners import Winners
 
 _FILES = tuple(
@@ -68,7 +70,7 @@ class Rewrite(CustomGraphPass):
                 node.meta["val"] = result(node.target, node.args, node.kwargs)
                 renewed.add(node)
             wanted = passes(node.target, node.args, value)
-            if wanted or node.target in (SOLVE, *MASKS, *IMAGE_OPERATORS):  # SOLVE: the gradient of a max pool
+            if wanted or node.target in (SOLVE, MEAN, *MASKS, *IMAGE_OPERATORS):  # SOLVE: the gradient of a max pool
                 before = set(graph.nodes)
                 self._replace(node, wanted)
                 now = set(graph.nodes)
@@ -83,9 +85,13 @@ class Rewrite(CustomGraphPass):
         _move_saved_to_their_inputs(graph)
 
     def _replace(self, node: fx.Node, wanted: Sequence[Pass]) -> None:
-        """Replace a batch norm, a ReLU's mask, or those passes of a convolution's call that kernels compute."""
+        """Replace a batch norm, a ReLU's gradient, a mean, or those passes of a convolution that kernels compute."""
         if node.target in MASKS:
-            self._relus.replace_mask(node)
+            if not self._relus.replace_mask(node) and (found := relu_gradient(node)):
+                replace_gradient(found, self._winners.database)
+        elif node.target == MEAN:
+            if mean := image_mean(node):
+                replace_mean(mean, self._winners.database)
         elif not wanted:
             if node.target is BATCH_NORM_BACKWARD:
                 self._norms.add_second_gradient(node)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from autotune.core import CaptureError, in_one_line
 from autotune.ir import JOINED_RELU, NO_RELU, OWN_RELU, Convolution, Problem, forms
+from fused_resnet.training.image_means import image_means
 from fused_resnet.training.norms import (
     ADDITIONS,
     BATCH_NORM,
@@ -35,6 +37,7 @@ from fused_resnet.training.norms import (
     is_trained,
 )
 from fused_resnet.training.passes import passes, with_gradient_sums, with_mask, with_relu, with_statistics
+from fused_resnet.training.relu_gradients import relu_gradients
 
 MOST_GRADIENTS = 2
 """Gradients with respect to one tensor that the kernels of BatchNormGradientSums add up."""
@@ -63,6 +66,7 @@ class StepProblems:
     norms: Mapping[str, Problem] = field(default_factory=dict)
     with_norms: Mapping[str, Problem] = field(default_factory=dict)
     with_relus: Mapping[str, Problem] = field(default_factory=dict)
+    with_sums: Mapping[str, Problem] = field(default_factory=dict)
 
     def to_tune(self) -> dict[str, Problem]:
         """Return the problems of all forms of the passes by name; the fastest form of a pass runs."""
@@ -71,7 +75,7 @@ class StepProblems:
             for name, problem in self.named.items()
             for form in forms(problem)
         }
-        return {**convolutions, **self.norms, **self.with_norms, **self.with_relus}
+        return {**convolutions, **self.norms, **self.with_norms, **self.with_relus, **self.with_sums}
 
 
 def step_problems(
@@ -137,21 +141,38 @@ def _noted(
         CaptureError: The function fails, or its results have no gradient.
     """
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
-    with _Notes(paths) as notes, torch.enable_grad():
-        norms = _NormNotes(notes)
-        relus = _ReluNotes(notes, norms)
-        try:
+
+    def differentiate(results: object) -> list[torch.Tensor | None]:
+        found = [one for one in tree_leaves(results) if isinstance(one, torch.Tensor) and one.requires_grad]
+        if not (found and wanted):
+            raise CaptureError("no result has a gradient: the parameters or the input must require one")
+        return list(torch.autograd.grad(found, wanted, [torch.ones_like(one) for one in found], allow_unused=True))
+
+    try:
+        with _Notes(paths) as notes, torch.enable_grad():
+            norms = _NormNotes(notes)
+            relus = _ReluNotes(notes, norms)
             with norms, relus:
                 results = run()
-            found = [one for one in tree_leaves(results) if isinstance(one, torch.Tensor) and one.requires_grad]
-            if not (found and wanted):
-                raise CaptureError("no result has a gradient: the parameters or the input must require one")
-            torch.autograd.grad(found, wanted, [torch.ones_like(one) for one in found], allow_unused=True)
-        except CaptureError:
-            raise
-        except Exception as error:  # a module may run anything
-            raise CaptureError(f"the training step cannot be traced: {in_one_line(error)}") from error
-    return StepProblems(notes.named(), notes.others, norms.named(), norms.fused(), relus.fused())
+            differentiate(results)
+    except CaptureError:
+        raise
+    except Exception as error:  # a module may run anything
+        raise CaptureError(f"the training step cannot be traced: {in_one_line(error)}") from error
+    with_sums = _with_sums(lambda *_: differentiate(run()), leaves)
+    return StepProblems(notes.named(), notes.others, norms.named(), norms.fused(), relus.fused(), with_sums)
+
+
+def _with_sums(step: Callable[..., object], leaves: Sequence[torch.Tensor]) -> dict[str, Problem]:
+    """Return the problems with sums over images in the graph of a whole step; none if no graph can be made of it."""
+    try:
+        with torch.enable_grad():
+            graph = make_fx(step)(*leaves).graph
+    except Exception:  # the calls run, but what they do between them may not be traced
+        return {}
+    gradients = [("ReLU by input with sums", one.problem) for one in relu_gradients(graph)]
+    means: list[tuple[str, Problem]] = [("mean of images", one.problem) for one in image_means(graph)]
+    return _numbered([*gradients, *means])
 
 
 def _as_it_is(saved: torch.Tensor) -> torch.Tensor:

@@ -311,6 +311,14 @@ PROBLEMS = {
         "batch_norm_gradient n=3 h=7 w=7 c=2048 dtype={}",
         "batch_norm_gradient n=2 h=13 w=9 c=37 relu=1 dtype={}",
     ],
+    "cuda_relu_gradient_sums": [
+        "relu_gradient_sums n=9 h=56 w=57 c=64 dtype={}",
+        "relu_gradient_sums n=3 h=28 w=28 c=256 product=1 pool=3 stride=2 pad=1 dtype={}",
+        "relu_gradient_sums n=3 h=7 w=7 c=2048 product=1 dtype={}",
+        "relu_gradient_sums n=2 h=13 w=9 c=38 pool=2 stride=2 dtype={}",
+        "relu_gradient_sums n=2 h=14 w=11 c=24 product=1 pool=3 pad=1 dtype={}",
+        "relu_gradient_sums n=2 h=11 w=12 c=13 pool=2 stride=3 dtype={}",
+    ],
     "cuda_upsample": [
         "upsample n=2 h=64 w=64 c=21 p=512 q=512 rows=1,8 columns=1,8 mode=bilinear dtype={} epilogue=none",
         "upsample n=2 h=14 w=13 c=64 p=28 q=26 rows=1,2 columns=1,2 mode=nearest dtype={} epilogue=add,relu",

@@ -30,6 +30,7 @@ TEXTS = [
     "batch_norm_statistics n=2 h=7 w=8 c=24 dtype=f16 epilogue=none",
     "batch_norm_gradient_sums n=2 h=7 w=8 c=24 relu=2 gradients=2 dtype=f16 epilogue=none",
     "batch_norm_gradient n=2 h=7 w=8 c=24 relu=1 dtype=f16 epilogue=none",
+    "relu_gradient_sums n=2 h=7 w=8 c=24 product=1 pool=3 stride=2 pad=1 dtype=f16 epilogue=none",
     "softmax n=1 h=7 w=8 c=3 dtype=f16 epilogue=none",
     "upsample n=1 h=7 w=8 c=3 p=14 q=9 rows=1,2 columns=8,9 mode=bilinear dtype=f16 epilogue=add",
     "elementwise n=1 h=7 w=8 c=3 dtype=f16 epilogue=add,relu",

@@ -180,6 +180,15 @@ def batch_norm(rng: random.Random, operator: str, more: str = "") -> str:
     return f"{operator} {sizes} c={rng.choice((1, 3, 8, 10, 24, 36, 64, 100, 200, 256, 264, 1024))} {more}"
 
 
+def relu_gradient(rng: random.Random) -> str:
+    """Gradients of ReLUs, two of three with that of a pool."""
+    image = batch_norm(rng, "relu_gradient_sums", f"product={rng.randint(0, 1)}")
+    if rng.random() < 0.3:
+        return image
+    side = rng.randint(1, 4)
+    return f"{image} pool={side} stride={rng.randint(1, 3)} pad={rng.randint(0, side // 2)}"
+
+
 def resize(rng: random.Random) -> str:
     h, w, p, q = (rng.randint(1, 40) for _ in range(4))
     rows, columns = rng.choice(((h, p), (1, 2), (10, 13))), rng.choice(((w, q), (w - 1, max(q - 1, 1)), (3, 2)))
@@ -313,6 +322,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_narrow_conv2d_wgrad": lambda rng: narrow(rng).replace("conv2d", "conv2d_wgrad"),
     "cuda_patch_conv2d": patches,
     "cuda_pointwise_conv2d": short_product,
+    "cuda_relu_gradient_sums": relu_gradient,
     "cuda_se_block": any_block,
     "cuda_se_down_block": any_down_block,
     "cuda_se_gates": gates,

@@ -49,6 +49,7 @@ from autotune.ir import (
     Piece,
     PointwisePair,
     Problem,
+    ReluGradientSums,
     SeBlock,
     SeDownBlock,
     SeGates,
@@ -155,6 +156,8 @@ def solve(  # noqa: PLR0911, PLR0912, PLR0915 -- a table
             *_, scale, _ = given["statistics"]
             *_, slope, offset = given["sums"]
             value = scale * _active(problem, given, given["dz"]) + slope * given["x"] + offset
+        case ReluGradientSums():
+            return _relu_gradient_sums(problem, given)
         case Concat():
             value = _concatenated(given, problem.pieces, problem.interleave)
         case ConcatConv2d():
@@ -277,6 +280,22 @@ def _gradient_sums(problem: BatchNormGradientSums, given: Mapping[str, torch.Ten
     slope = -scale * factor * by_weight / pixels
     y = torch.stack([by_bias, by_weight, slope, -scale * by_bias / pixels - slope * mean])
     return {"y": y, "dz": dz}
+
+
+def _relu_gradient_sums(problem: ReluGradientSums, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the gradient `y` (n, h, w, c) of a ReLU's input, and the `sums` (n, rows, c) over each image."""
+    gradient = given["dy"].clone()
+    if problem.pool:
+        rows = _clipped(problem.h, problem.pool, problem.stride, problem.pad, problem.p)
+        columns = _clipped(problem.w, problem.pool, problem.stride, problem.pad, problem.q)
+        for i, row in enumerate(rows):
+            for j, column in enumerate(columns):
+                gradient[:, row, column] += given["pooled"][:, i, j, None, None] / problem.pool**2
+    y = gradient.masked_fill(given["inactive"].long() & 1 == 1, 0)
+    summed = [gradient, y]
+    if problem.product:
+        summed += [y * given["factor"], given["factor"]]
+    return {"y": y, "sums": torch.stack([value.flatten(1, 2).sum(1) for value in summed], 1)}
 
 
 def _sampling(mode: str, size: int, made: int, ratio: tuple[int, int]) -> torch.Tensor:

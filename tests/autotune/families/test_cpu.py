@@ -37,6 +37,7 @@ from autotune.ir import (
     MaxPool2dPlaces,
     MaxPool2dPlacesGradient,
     Piece,
+    ReluGradientSums,
     SeTail,
     Softmax,
     SpaceToDepth,
@@ -182,6 +183,13 @@ def odd_norm_gradient(rng):
     return odd_statistics(rng, BatchNormGradient, relu=rng.randint(0, 1))
 
 
+def odd_relu_gradient(rng):
+    pool = rng.randint(0, 4)
+    window = {"pool": pool, "stride": rng.randint(1, 3), "pad": rng.randint(0, pool // 2)} if pool else {}
+    sizes = vars(odd_statistics(rng))
+    return ReluGradientSums(**{**sizes, "h": sizes["h"] + 3, "w": sizes["w"] + 3}, product=rng.randint(0, 1), **window)
+
+
 def odd_softmax(rng):
     return odd_pixels(rng, Softmax)
 
@@ -223,6 +231,7 @@ PROBLEMS = {
     "cpu_batch_norm_gradient": odd_norm_gradient,
     "cpu_batch_norm_gradient_sums": odd_gradient_sums,
     "cpu_batch_norm_statistics": odd_statistics,
+    "cpu_relu_gradient_sums": odd_relu_gradient,
     "cpu_global_avg_pool2d": odd_mean,
     "cpu_elementwise": odd_pixels,
     "cpu_layer_norm": odd_layer_norm,
@@ -266,6 +275,10 @@ CORNERS = [
     "batch_norm_gradient_sums n=2 h=20 w=13 c=37 relu=1 gradients=2 dtype=f32",
     "batch_norm_gradient_sums n=2 h=20 w=13 c=37 relu=2 gradients=1 dtype=f32",
     "batch_norm_gradient_sums n=2 h=20 w=13 c=37 relu=2 gradients=2 dtype=f32",
+    "relu_gradient_sums n=1 h=1 w=1 c=37 dtype=f32",
+    "relu_gradient_sums n=2 h=20 w=13 c=37 product=1 dtype=f32",
+    "relu_gradient_sums n=2 h=20 w=13 c=70 product=1 pool=3 stride=2 pad=1 dtype=f32",
+    "relu_gradient_sums n=2 h=11 w=12 c=37 pool=2 stride=3 dtype=f32",
     "upsample n=1 h=64 w=3 c=21 p=9 q=400 rows=64,9 columns=3,400 mode=bilinear dtype=f32",
     "concat n=2 h=5 w=3 pieces=64,32,10 dtype=f32 epilogue=scale,bias,relu",
     "concat n=2 h=5 w=3 pieces=29:58/58,58 interleave=3 dtype=f32 epilogue=mul_image,store,add_pixel",

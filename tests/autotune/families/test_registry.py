@@ -66,6 +66,7 @@ NETWORK = [
     "batch_norm_statistics n=128 h=112 w=112 c=64 dtype={}",
     "batch_norm_gradient_sums n=128 h=7 w=7 c=2048 relu=2 gradients=2 dtype={}",
     "batch_norm_gradient n=128 h=56 w=56 c=64 relu=1 dtype={}",
+    "relu_gradient_sums n=128 h=56 w=56 c=64 product=1 pool=3 stride=2 pad=1 dtype={}",
     "softmax n=8 h=64 w=64 c=21 dtype={}",
     "upsample n=8 h=28 w=28 c=21 p=224 q=224 rows=1,8 columns=1,8 mode=bilinear dtype={}",
     "depth_to_space n=8 h=28 w=28 c=64 block=2 dtype={} epilogue=bias",
@@ -88,6 +89,7 @@ def test_every_layer_is_served_everywhere_with_costs_and_declared_launches(arch)
         layers = [text for text in NETWORK if halves or not text.startswith("conv2d_")]
         floats = ("to_channels_last", "space_to_depth", "se_tail", "layer_norm", "group_norm", "softmax", "upsample")
         floats = (*floats, "depth_to_space", "squeeze_excite", "max_pool2d_gradient", "max_pool2d_places", "batch_norm")
+        floats = (*floats, "relu_gradient_sums")
         layers = [text for text in layers if dtype not in BYTE_FORMATS or not text.startswith(floats)]
         if dtype == "e4m3":  # whose only convolutions on GPUs store whole 16 bytes
             layers = [text.replace("n=1000", "n=1008") for text in layers]

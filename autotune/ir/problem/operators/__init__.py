@@ -23,6 +23,13 @@ from autotune.ir.problem.operators.max_pool2d import MaxPool2d
 from autotune.ir.problem.operators.max_pool2d_gradient import MaxPool2dGradient
 from autotune.ir.problem.operators.max_pool2d_places import MOST_PLACES, MaxPool2dPlaces
 from autotune.ir.problem.operators.max_pool2d_places_gradient import MaxPool2dPlacesGradient
+from autotune.ir.problem.operators.relu_gradient_sums import (
+    SUMS_OF_FACTOR,
+    SUMS_OF_GRADIENT,
+    SUMS_OF_MASKED,
+    SUMS_OF_PRODUCT,
+    ReluGradientSums,
+)
 from autotune.ir.problem.operators.global_avg_pool2d import GlobalAvgPool2d
 from autotune.ir.problem.operators.layer_norm import LayerNorm
 from autotune.ir.problem.operators.group_norm import GroupNorm
@@ -69,6 +76,10 @@ __all__ = [
     "NORM_SHIFT",
     "NO_RELU",
     "OWN_RELU",
+    "SUMS_OF_FACTOR",
+    "SUMS_OF_GRADIENT",
+    "SUMS_OF_MASKED",
+    "SUMS_OF_PRODUCT",
     "AdaptiveAvgPool2d",
     "AvgPool2d",
     "BatchNormGradient",
@@ -107,6 +118,7 @@ __all__ = [
     "Piece",
     "PointwisePair",
     "Pool2d",
+    "ReluGradientSums",
     "SeGates",
     "SeTail",
     "Softmax",
