@@ -161,7 +161,7 @@ def _names(found: StepProblems) -> Names:
     for name, problem in found.named.items():
         for form in forms(problem):
             names.setdefault((str(form.problem), form.turned), []).append(name)
-    for name, other in {**found.norms, **found.with_norms, **found.with_relus}.items():
+    for name, other in {**found.norms, **found.with_norms, **found.with_relus, **found.with_sums}.items():
         names.setdefault((str(other), False), []).append(name)
     return names
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from training_networks import Normed, Small, images, relative_error
+from training_networks import Gated, Normed, Small, images, relative_error
 
 from autotune.core import device_name
 from fused_resnet.compile_backend import autotune
@@ -26,7 +26,7 @@ def batch():
 def database(tmp_path_factory):
     path = str(tmp_path_factory.mktemp("step") / "step.db")
     create(path)
-    for kind in (Small, Normed):
+    for kind in (Small, Normed, Gated):
         found = step_problems(kind().cuda(), [batch()], DTYPE).to_tune()
         assert tune_step(kind.__name__, found, torch.device("cuda"), path, TuneLimits(trials=4, budget="5m"))
     return path
@@ -49,7 +49,7 @@ def assert_as_exact_as_torch(ours, theirs, expected):
         assert relative_error(gradient, expected[name]) < limit, name
 
 
-@pytest.mark.parametrize("kind", [Small, Normed])
+@pytest.mark.parametrize("kind", [Small, Normed, Gated])
 @pytest.mark.parametrize("inductor", ["0", "1"])
 def test_gradients_are_as_exact_as_those_of_torch(database, monkeypatch, inductor, kind):
     monkeypatch.setenv("AUTOTUNE_INDUCTOR", inductor)

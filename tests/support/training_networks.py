@@ -55,3 +55,29 @@ class Normed(nn.Module):
         y = self.last_norm(self.last(x))
         y += self.skip_norm(self.skip(x))
         return y.relu().mean((2, 3))
+
+
+class Gated(nn.Module):
+    """Two blocks with scalars, a scale and a gate; an average pool also reads the result of the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        self.second = nn.Conv2d(16, 16, 3, padding=1, bias=False)
+        self.third = nn.Conv2d(16, 24, 3, padding=1, stride=2, bias=False)
+        self.shortcut = nn.Conv2d(16, 24, 1, bias=False)
+        self.excite = nn.ModuleList([nn.Linear(16, 16), nn.Linear(24, 24)])
+        self.scalars = nn.ParameterList([0.3 * torch.randn(1) for _ in range(6)])
+        self.scales = nn.ParameterList([1 + 0.3 * torch.randn(1) for _ in range(2)])
+
+    def gated(self, x, i):
+        y = x * self.scales[i] + self.scalars[i]
+        gate = torch.sigmoid(self.excite[i](y.mean((2, 3))))
+        return y * gate[:, :, None, None]
+
+    def forward(self, x):
+        x = self.first(x)
+        x = nn.functional.relu(x + self.scalars[2]) + self.scalars[3]
+        x = nn.functional.relu(self.gated(self.second(x), 0) + x) + self.scalars[4]
+        y = self.gated(self.third(x), 1)
+        return nn.functional.relu(y + self.shortcut(nn.functional.avg_pool2d(x, 3, 2, 1))) + self.scalars[5]
