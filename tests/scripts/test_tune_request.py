@@ -56,4 +56,4 @@ def test_a_training_step_is_requested_once_for_each_batch_size():
     names = [name for name, _ in second.named]
     assert all(name.endswith(", batch 3") for name in names) and len(set(names)) == len(names)
     operators = {problem.operator for _, problem in second.named}
-    assert operators == {"conv2d", "conv2d_dgrad", "conv2d_wgrad"}
+    assert operators == {"conv2d", "conv2d_dgrad", "conv2d_wgrad", "relu_gradient_sums", "global_avg_pool2d"}
