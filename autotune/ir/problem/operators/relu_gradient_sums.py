@@ -28,7 +28,7 @@ class ReluGradientSums(Images):
     gradient of this pool, whose output gradient is pooled (n, p, q, c). y is g, and 0 where inactive (n, h, w, c) is
     odd: its bytes are those of a tensor of bool.
 
-    The rows of sums are those of g, of y, and with product=1 of y factor and of factor (n, h, w, c).
+    The rows of sums add up g and y, and with product=1 also y * factor and factor (n, h, w, c).
     """
 
     operator: ClassVar[str] = "relu_gradient_sums"
