@@ -16,7 +16,7 @@ from torch import fx
 from autotune.ir import GlobalAvgPool2d
 from fused_resnet.training.bound_problem import can_solve
 from fused_resnet.training.kernel_calls import run
-from fused_resnet.training.nodes import call, erase, value
+from fused_resnet.training.nodes import call, erase, is_images, value
 from fused_resnet.training.passes import dtype_name
 from fused_resnet.training.pixel_polynomials import CONVERT, Polynomial, combined, polynomial
 
@@ -53,8 +53,7 @@ def image_mean(node: fx.Node) -> ImageMean | None:
     if node.target != MEAN or node.kwargs or not arguments[1]:
         return None
     x = value(arguments[0])
-    is_static = x.dim() == 4 and all(isinstance(size, int) for size in x.shape)
-    if not is_static or {dim % 4 for dim in arguments[1]} != {2, 3} or dtype_name(x) is None:
+    if not is_images(x) or {dim % 4 for dim in arguments[1]} != {2, 3} or dtype_name(x) is None:
         return None
     averaged = polynomial(arguments[0], {}, x)
     images = [one for one in averaged or () if one]

@@ -52,9 +52,9 @@ def value(argument: Any) -> torch.Tensor:
     return value
 
 
-def is_zero(node: object) -> bool:
-    """Return whether a node is a tensor of one 0."""
-    return isinstance(node, fx.Node) and node.target == torch.ops.aten.full.default and node.args[:2] == ([], 0.0)
+def is_images(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has four dimensions, none of which is dynamic."""
+    return tensor.dim() == 4 and all(isinstance(size, int) for size in tensor.shape)
 
 
 def erase(node: fx.Node) -> None:

@@ -17,12 +17,12 @@ from autotune.ir import Conv2d, Conv2dDgrad
 from fused_resnet.training.bound_problem import can_solve
 from fused_resnet.training.channels_last import ChannelsLast
 from fused_resnet.training.kernel_calls import convolve
-from fused_resnet.training.nodes import call, is_like, is_zero, value
+from fused_resnet.training.nodes import call, is_like, value
 from fused_resnet.training.passes import Pass, with_mask, with_relu
 from fused_resnet.training.winners import Winners
 
-WHERE, THRESHOLD = torch.ops.aten.where.self, torch.ops.aten.threshold_backward.default
-MASKS = (WHERE, THRESHOLD)
+_WHERE, _THRESHOLD = torch.ops.aten.where.self, torch.ops.aten.threshold_backward.default
+MASKS = (_WHERE, _THRESHOLD)
 """The operators that compute a ReLU's gradient: where(y <= 0, 0, dy) for Inductor, and threshold_backward(dy, y, 0)."""
 _RELU = torch.ops.aten.relu.default
 _CONVERT = torch.ops.prims.convert_element_type.default
@@ -61,7 +61,8 @@ class ReluFusion:
 
     def replace_mask(self, node: fx.Node) -> bool:
         """Replace a ReLU's mask and the gradient that it alone reads, if a kernel computes both."""
-        active, gradient = _mask(node)
+        activity, gradient = relu_arguments(node)
+        active = _result(activity)
         one = self._computed.get(gradient) if gradient else None
         if one is None or active is None or len(gradient.users) > 1 or not isinstance(one.problem, Conv2dDgrad):
             return False
@@ -88,12 +89,28 @@ class ReluFusion:
         return layout
 
 
-def _mask(node: fx.Node) -> tuple[Any, Any]:
-    """Return a ReLU's result and the result's gradient, for a call that computes the ReLU's input gradient."""
+def relu_arguments(node: fx.Node) -> tuple[Any, Any]:
+    """Return what tells where a ReLU was active, and the gradient of its result, for a call of one of MASKS.
+
+    The former is the ReLU's result, or a tensor of bool that is true where it was not active. Both are None for a call
+    that computes no ReLU's gradient.
+    """
     arguments: Any = node.args
-    if node.target == THRESHOLD:
+    if node.target == _THRESHOLD:
         gradient, active, threshold = arguments
         return (active, gradient) if threshold == 0 else (None, None)
     condition, zero, gradient = arguments
-    is_relu = condition.target == torch.ops.aten.le.Scalar and condition.args[1] == 0 and is_zero(zero)
-    return (condition.args[0], gradient) if is_relu else (None, None)
+    return (condition, gradient) if _is_zero(zero) else (None, None)
+
+
+def _result(activity: Any) -> Any:
+    """Return a ReLU's result, where the graph computes a mask from it; None for another mask."""
+    if activity is None or value(activity).dtype != torch.bool:
+        return activity
+    is_relu = activity.target == torch.ops.aten.le.Scalar and activity.args[1] == 0
+    return activity.args[0] if is_relu else None
+
+
+def _is_zero(node: object) -> bool:
+    """Return whether a node is a tensor of one 0."""
+    return isinstance(node, fx.Node) and node.target == torch.ops.aten.full.default and node.args[:2] == ([], 0.0)

@@ -8,7 +8,7 @@ over each image and channel give all of them, and no other kernel reads the tens
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from autotune.ir import SUMS_OF_FACTOR, SUMS_OF_GRADIENT, SUMS_OF_MASKED, SUMS_O
 from fused_resnet.torch_arguments import pair
 from fused_resnet.training.bound_problem import can_solve
 from fused_resnet.training.kernel_calls import want_channels_last
-from fused_resnet.training.nodes import call, erase, is_like, is_zero, value
+from fused_resnet.training.nodes import call, erase, is_images, is_like, value
 from fused_resnet.training.operator import SOLVE_ALL
 from fused_resnet.training.passes import dtype_name
 from fused_resnet.training.pixel_polynomials import (
@@ -34,7 +34,7 @@ from fused_resnet.training.pixel_polynomials import (
     monomial,
     polynomial,
 )
-from fused_resnet.training.relu_fusion import THRESHOLD, WHERE
+from fused_resnet.training.relu_fusion import MASKS, relu_arguments
 
 _ATEN = torch.ops.aten
 _SUM, _SELECT, _DETACH = _ATEN.sum.dim_IntList, _ATEN.select.int, _ATEN.detach.default
@@ -49,6 +49,7 @@ class ReluGradient:
         node: The call that computes it.
         problem: The problem of both.
         operands: The inputs of the problem; the second one is a mask, or the ReLU's result.
+        before: The node in front of which the kernel can stand; a sum of the gradient may precede `node`.
         sums: Calls of sum, and what they add up.
         rows: Monomial -> the row of the problem's sums that is its own.
     """
@@ -56,6 +57,7 @@ class ReluGradient:
     node: fx.Node
     problem: ReluGradientSums
     operands: tuple[fx.Node, ...]
+    before: fx.Node
     sums: Mapping[fx.Node, Polynomial]
     rows: Mapping[Monomial, int]
 
@@ -83,14 +85,17 @@ def relu_gradient(node: fx.Node) -> ReluGradient | None:
     dy, pooled, (pool, stride, pad) = _pool(gradient, {node, *sums}) or (gradient, None, (0, 1, 0))
     operands = tuple(one for one in (dy, activity, pooled, factor) if one)
     at = {one: i for i, one in enumerate(node.graph.nodes)}
-    if at[_behind(operands)] > min(map(at.__getitem__, sums)):
+    before: fx.Node = max(operands, key=at.__getitem__).next
+    while before.op == "placeholder":
+        before = before.next
+    if at[before] > min(map(at.__getitem__, sums)):
         return None
     n, c, h, w = value(node).shape
     problem = ReluGradientSums(
         n=n, h=h, w=w, c=c, product=int(factor is not None), pool=pool, stride=stride, pad=pad,
         dtype=str(dtype_name(value(node))),
     )  # fmt: skip
-    return ReluGradient(node, problem, operands, sums, rows)
+    return ReluGradient(node, problem, operands, before, sums, rows)
 
 
 def replace_gradient(found: ReluGradient, database: str) -> None:
@@ -99,7 +104,7 @@ def replace_gradient(found: ReluGradient, database: str) -> None:
     if not can_solve(problem, database, value(node).device):
         return
     dy, activity, *more = found.operands
-    with graph.inserting_before(_behind(found.operands)):  # a sum of the gradient may precede `node`
+    with graph.inserting_before(found.before):
         is_mask = value(activity).dtype == torch.bool
         inactive = activity if is_mask else call(graph, _ATEN.le.Scalar, (activity, 0))
         solved = call(graph, SOLVE_ALL, ([dy, inactive, *more], str(problem), database, "", []))
@@ -123,18 +128,13 @@ def _arguments(node: fx.Node) -> tuple[Any, Any]:
 
     A mask that the graph computes is none: no kernel would write it to memory otherwise.
     """
-    arguments: Any = node.args
-    if node.target == THRESHOLD:
-        gradient, active, threshold = arguments
-        while active.target == _DETACH:
-            active = active.args[0]
-        found = (active, gradient) if threshold == 0 else (None, None)
-    elif node.target == WHERE and is_zero(arguments[1]) and arguments[0].op == "placeholder":
-        found = arguments[0], arguments[2]
-    else:
+    activity, gradient = relu_arguments(node) if node.target in MASKS else (None, None)
+    if activity is None or not is_images(value(node)) or value(activity).shape != value(node).shape:
         return None, None
-    is_static = value(node).dim() == 4 and all(isinstance(size, int) for size in value(node).shape)
-    return found if is_static and found[0] and value(found[0]).shape == value(node).shape else (None, None)
+    while activity.target == _DETACH:
+        activity = activity.args[0]
+    is_computed = value(activity).dtype == torch.bool and activity.op != "placeholder"
+    return (None, None) if is_computed else (activity, gradient)
 
 
 def _rows(gradient: fx.Node, masked: fx.Node, factor: fx.Node | None) -> dict[Monomial, int]:
@@ -201,12 +201,3 @@ def _pool(gradient: fx.Node, readers: set[fx.Node]) -> tuple[fx.Node, fx.Node, t
                 (side, _), (step, _), (border, _) = sizes
                 return other, pooled, (side, step, border)
     return None
-
-
-def _behind(operands: Sequence[fx.Node]) -> fx.Node:
-    """Return the first node of a graph before which operators on all operands can stand."""
-    at = {one: i for i, one in enumerate(operands[0].graph.nodes)}
-    behind: fx.Node = max(operands, key=at.__getitem__).next
-    while behind.op == "placeholder":
-        behind = behind.next
-    return behind

@@ -15,7 +15,7 @@ from autotune.ir.problem.images import Images
 from autotune.ir.problem.registry import register
 
 SUMS_OF_GRADIENT, SUMS_OF_MASKED, SUMS_OF_PRODUCT, SUMS_OF_FACTOR = range(4)
-"""Rows of the sums: of g, of y, of y factor, and of factor."""
+"""Rows of the sums: of g, of y, of y * factor, and of factor."""
 
 
 @register
