@@ -12,6 +12,9 @@ ARGS ?=
 # C++ and CUDA text that clang-format checks.
 CPP := $(shell find templates autotune/runtime/engine tests/kernels tests/sanitizers -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
 
+# Without caches of bytecode each of the many processes of a test run compiles torch's Python again, which takes seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: tune test check docs sanitize clean
 .DELETE_ON_ERROR:
 

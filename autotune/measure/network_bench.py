@@ -89,7 +89,7 @@ class NetworkBench:
             runs = make_runs(bound)
             return lambda: execute(runs, 0, slots)
         if all(item.step.kernel for item in bound):
-            graph, stream = make_graph(bound), torch.cuda.current_stream(self.device).cuda_stream
+            graph, stream = make_graph(bound, self.device), torch.cuda.current_stream(self.device).cuda_stream
             addresses = [tensor.data_ptr() for tensor in slots]
             return lambda: graph.run(stream, addresses)
         return TorchGraph(make_runs(bound), self.device, slots).replay

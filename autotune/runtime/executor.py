@@ -13,10 +13,10 @@ import torch
 from autotune.core import first_line
 from autotune.ir import TENSOR_DTYPES, CallerTensor
 from autotune.runtime.binding import BoundStep
+from autotune.runtime.captured_layers import CapturedLayers
 from autotune.runtime.engine import FastPath, Graph, Program
 from autotune.runtime.memory_planner import aligned
 from autotune.runtime.network_plan import Executable, NetworkPlan, execute, make_graph, make_runs
-from autotune.runtime.torch_capture import TorchGraph
 
 ACCESS = 16
 """Bytes of a kernel's widest access. Kernels assume tensors aligned to it; a view into another tensor may not be."""
@@ -29,9 +29,9 @@ class ExecutionContext:
     """Memory of a plan on one stream. Calls from different threads run one after the other.
 
     Contexts share the plan's weights and nothing that a run writes, so streams do not wait for each other. All
-    activations and workspaces are one allocation. On a GPU the whole network is one CUDA graph, whose parameters are
-    updated with the addresses of the caller's tensors; where some layers run on torch's operators, torch captures the
-    longest run of layers that do not touch these tensors, with its memory pool.
+    activations and workspaces are one allocation. On a GPU the whole network is one CUDA graph, which is updated with
+    the addresses of the caller's tensors. Layers on torch's operators are a part of it that torch captures
+    (captured_layers.py).
 
     The engine's fast path (engine/fast_path.cpp) reads `direct` and `template`, holds `lock`, sets `used` and calls
     `wait_until_idle`. It takes networks with one input and one result.
@@ -59,8 +59,9 @@ class ExecutionContext:
         # others; torch's operators take the tensors.
         slots = self._slots = [None] * len(plan.network.callers) + [tensor.data_ptr() for tensor in self._tensors]
         self._runs = make_runs(plan.bound, slots)
+        self._on_torch: CapturedLayers | None = None  # owns memory that the runs use
         if graph:
-            self._runs = [make_graph(plan.bound, slots)] if plan.native else self._captured(slots)
+            self._runs = [make_graph(plan.bound, plan.device, slots)] if plan.native else self._captured(slots)
         self._native = _single_native(self._runs)
 
     @property
@@ -128,21 +129,11 @@ class ExecutionContext:
             execute(self._runs, stream, self._in_slots(inputs, results))
 
     def _captured(self, slots: Sequence[int | None]) -> list[Executable]:
-        """Return head, captured middle and tail; the middle is the longest run of layers off the caller's tensors.
-
-        Where no layer is off them, as in a network of one layer, all layers are captured on copies of these tensors.
-        """
-        bound = self.plan.bound
-        names = set(self.plan.network.callers)
-        outside = [i for i, item in enumerate(bound) if names.intersection(item.layer.buffers.values())]
-        before, last = max(itertools.pairwise([-1, *outside, len(bound)]), key=lambda ends: ends[1] - ends[0])
-        first = before + 1
-        middle = make_runs(bound[first:last], slots)
-        callers = [self._memory[:0]] * len(names)  # none of these layers touches them
-        if not middle:
-            callers = [*self.plan.empty_inputs(), *(_channels_last_view(torch.empty_like(y)) for y in self.templates)]
+        """Return the runs with the layers on torch's operators captured; without a capture if torch refuses it."""
+        likes = [*self.plan.empty_inputs(), *(_channels_last_view(torch.empty_like(y)) for y in self.templates)]
         try:
-            graph = TorchGraph(middle or self._runs, self.plan.device, [*callers, *self._tensors])
+            self._on_torch = CapturedLayers(self.plan, slots, [*likes, *self._tensors])
+            return self._on_torch.runs()
         except torch.OutOfMemoryError:
             raise  # it may work when there is memory again
         except RuntimeError as error:  # such as a layer that reads a value on the host
@@ -152,19 +143,6 @@ class ExecutionContext:
                 stacklevel=2,
             )
             return self._runs
-        if not middle:
-            inputs = len(self.plan.network.inputs)
-
-            def replay_on_copies(slots: Sequence[torch.Tensor]) -> None:
-                for copy, given in zip(callers[:inputs], slots, strict=False):
-                    copy.copy_(given)
-                graph.replay()
-                for copy, result in zip(callers[inputs:], slots[inputs:], strict=False):
-                    result.copy_(copy)
-
-            return [BoundStep("captured", function=replay_on_copies)]
-        replay = BoundStep("captured", function=lambda _: graph.replay())
-        return [*make_runs(bound[:first], slots), replay, *make_runs(bound[last:], slots)]
 
 
 def close(contexts: Sequence[ExecutionContext], calls: FastPath) -> None:

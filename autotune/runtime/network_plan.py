@@ -278,21 +278,32 @@ def _constant(state: State, source: ConstantSource, operand: Operand, device: to
     return evaluate(state, source).to(device, TENSOR_DTYPES[operand.dtype]).reshape(operand.shape).contiguous()
 
 
-def make_graph(bound: Sequence[BoundLayer], slots: Sequence[int | None] = ()) -> engine.Graph:
+def make_graph(bound: Sequence[BoundLayer], device: torch.device, slots: Sequence[int | None] = ()) -> engine.Graph:
     """Return all kernels as a CUDA graph, each after the kernels that write what it reads.
 
     Args:
         bound: The layers, all with native kernels.
+        device: The GPU.
         slots: Address of each slot that is the same in every run; None for a slot that each run provides. Slots beyond
             the last one given are provided by each run, too.
     """
-    graph = engine.Graph(slots)
-    made_by: dict[str, int] = {}
+    graph = engine.Graph(device.index or 0, slots)
+    add_kernels(graph, bound, {})
+    return graph
+
+
+def add_kernels(graph: engine.Graph, bound: Sequence[BoundLayer], made_by: dict[str, int]) -> None:
+    """Add kernels to a CUDA graph, each after the nodes that write what it reads.
+
+    Args:
+        graph: The graph.
+        bound: The layers, all with native kernels.
+        made_by: The node that writes each activation, by its name; the kernels' results are added.
+    """
     for item in bound:
         after = sorted({made_by[name] for name in item.layer.reads if name in made_by})
         number = graph.add(item.kernel, item.step.pointers, after, item.choice.overlap)
         made_by |= dict.fromkeys(item.layer.writes, number)
-    return graph
 
 
 def make_runs(bound: Sequence[BoundLayer], slots: Sequence[int | None] = ()) -> list[Executable]:

@@ -24,6 +24,9 @@ WARM_UPS = 3
 """Runs before a capture: lazy loading and cuDNN's benchmark must not happen while torch captures."""
 
 
+_HAS_HANDLES = hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph")
+
+
 @dataclass(frozen=True)
 class _Place:
     """A stream, and a memory pool that lives as long as the process.
@@ -54,16 +57,19 @@ class TorchGraph:
     """
 
     def __init__(self, runs: Sequence[Executable], device: torch.device, slots: Sequence[torch.Tensor]) -> None:
-        self._graph = torch.cuda.CUDAGraph()
+        self._graph = torch.cuda.CUDAGraph(keep_graph=True) if _HAS_HANDLES else torch.cuda.CUDAGraph()
         cudnn = torch.backends.cudnn
         settings = cudnn.flags(True, benchmark=True, deterministic=cudnn.deterministic, allow_tf32=True)
-        with torch.cuda.device(device), settings:
+        with torch.cuda.device(device), settings, torch.no_grad(), torch.autocast(device.type, enabled=False):
             torch.cuda.synchronize()  # also for the graph that had this place before
             warm_up = torch.cuda.Stream(device)
+            generator = torch.cuda.default_generators[device.index or 0]
+            drawn = generator.get_offset()
             with torch.cuda.stream(warm_up):
                 for _ in range(WARM_UPS):
                     execute(runs, warm_up.cuda_stream, slots)
             warm_up.synchronize()
+            self._draws = generator.get_offset() != drawn
             place = _take(device)
             weakref.finalize(self, _give_back, device, place).atexit = False
             # thread_local: other threads may synchronize with their streams while this one captures.
@@ -72,6 +78,15 @@ class TorchGraph:
             ):
                 execute(runs, place.stream.cuda_stream, slots)
             torch.cuda.synchronize()
+
+    @property
+    def handle(self) -> int | None:
+        """The cudaGraph_t, which lives as long as this object; None if only torch can launch it.
+
+        That is so if an operator draws random numbers, because torch gives each replay new ones, and in versions of
+        torch that do not keep the cudaGraph_t.
+        """
+        return self._graph.raw_cuda_graph() if _HAS_HANDLES and not self._draws else None
 
     def replay(self) -> None:
         """Launch the graph on the current stream."""

@@ -1,7 +1,8 @@
 // A CUDA driver without a GPU, for tests of the engine's driver calls: it prints a line for each launch.
 //
 // The handle of a function is its name. Each kernel has two tensor maps, of its first two operands, then its pointers.
-// Every second kernel sets at_prepared::waits.
+// Every second kernel sets at_prepared::waits. Copies and captured graphs of a graph are told by the addresses of both
+// ends and the bytes, and by the handle.
 #include <atomic>
 #include <cstddef>
 #include <cstdio>
@@ -20,9 +21,27 @@ struct Params {
 };
 static_assert(sizeof(Params) <= AT_MAX_PARAMS);
 
+// One end of a copy of a graph, and the copy.
+struct End {
+  size_t x, y, z, level;
+  int memory;
+  void* host;
+  uint64_t device;
+  void *array, *reserved;
+  size_t pitch, height;
+};
+
+struct Copy {
+  End from, to;
+  size_t width, height, depth;
+};
+
+// A node of a graph: a kernel, a copy, or, without either, a captured graph.
 struct Node {
   std::string name;
   Params params;
+  Copy copy;
+  void* captured;
 };
 
 void* const kContext = reinterpret_cast<void*>(0x100);
@@ -34,6 +53,20 @@ void tell(const char* name, const Params& params) {
   std::printf(" %s", name);
   for (int i = 0; i < 2; ++i) std::printf(" %ld", reinterpret_cast<long>(params.maps[i][0]));
   for (void* pointer : params.pointers.p) std::printf(" %ld", reinterpret_cast<long>(pointer));
+}
+
+void tell(const Node& node) {
+  const Copy& copy = node.copy;
+  if (!node.name.empty()) tell(node.name.c_str(), node.params);
+  else if (copy.width && copy.height == 1 && copy.depth == 1 && copy.from.memory == 2 && copy.to.memory == 2)
+    std::printf(" copy %lu %lu %lu", copy.from.device, copy.to.device, copy.width);
+  else std::printf(" captured %ld", reinterpret_cast<long>(node.captured));
+}
+
+int add(void** node, const Node& added) {
+  nodes.push_back(added);
+  *node = reinterpret_cast<void*>(nodes.size());
+  return 0;
 }
 
 int encode(void* map, void* address) {
@@ -125,9 +158,11 @@ int cuGraphCreate(void**, unsigned) { return nodes.clear(), 0; }
 int cuGraphDestroy(void*) { return 0; }
 
 // If DRIVER_EDGE_ERROR is set, the call fails with that error for a programmatic edge: byte 2 of CUgraphEdgeData is its
-// type.
-int cuGraphAddDependencies_v2(void*, const void*, const void*, const void* edge, size_t) {
+// type. If DRIVER_EDGES is set, each edge is told by the numbers of its nodes, counted from 1.
+int cuGraphAddDependencies_v2(void*, void* const* from, void* const* to, const void* edge, size_t) {
   const char* error = std::getenv("DRIVER_EDGE_ERROR");
+  if (std::getenv("DRIVER_EDGES"))
+    std::printf("edge %ld %ld\n", reinterpret_cast<long>(*from), reinterpret_cast<long>(*to));
   const bool programmatic = static_cast<const char*>(edge)[2];
   if (programmatic) {
     std::printf("programmatic edge\n");
@@ -140,9 +175,18 @@ int cuGraphInstantiateWithFlags(void** exec, void*, unsigned long long) { return
 int cuGraphExecDestroy(void*) { return 0; }
 
 int cuGraphAddKernelNode_v2(void** node, void*, const void*, size_t, const Kernel* kernel) {
-  nodes.push_back({kernel->function, *static_cast<Params*>(kernel->parameters[0])});
-  *node = reinterpret_cast<void*>(nodes.size());
-  return 0;
+  return add(node, {kernel->function, *static_cast<Params*>(kernel->parameters[0]), {}, nullptr});
+}
+int cuGraphAddMemcpyNode(void** node, void*, const void*, size_t, const Copy* copy, void* context) {
+  return context == kContext ? add(node, {"", {}, *copy, nullptr}) : 201;
+}
+int cuGraphAddChildGraphNode(void** node, void*, const void*, size_t, void* child) {
+  return add(node, {"", {}, {}, child});
+}
+int cuGraphClone(void** clone, void* graph) { return *clone = graph, 0; }
+int cuGraphExecMemcpyNodeSetParams(void*, void* node, const Copy* copy, void* context) {
+  nodes.at(reinterpret_cast<size_t>(node) - 1).copy = *copy;
+  return context == kContext ? 0 : 201;
 }
 
 int cuGraphExecKernelNodeSetParams_v2(void*, void* node, const Kernel* kernel) {
@@ -162,7 +206,7 @@ int cuStreamCreate(void** stream, unsigned) {
 
 int cuGraphLaunch(void*, void* stream) {
   std::printf("graph %ld", reinterpret_cast<long>(stream));
-  for (const Node& node : nodes) tell(node.name.c_str(), node.params);
+  for (const Node& node : nodes) tell(node);
   std::printf("\n");
   return current == kContext ? 0 : 201;
 }

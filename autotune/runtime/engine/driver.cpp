@@ -43,9 +43,13 @@ Driver load() {
   find(library, "cuGraphCreate", d.graph_create);
   find(library, "cuGraphDestroy", d.graph_destroy);
   find(library, "cuGraphAddKernelNode_v2", d.graph_add_kernel);
+  find(library, "cuGraphAddMemcpyNode", d.graph_add_copy);
+  find(library, "cuGraphAddChildGraphNode", d.graph_add_child);
   find(library, "cuGraphAddDependencies_v2", d.graph_add_edges);
+  find(library, "cuGraphClone", d.graph_clone);
   find(library, "cuGraphInstantiateWithFlags", d.graph_instantiate);
   find(library, "cuGraphExecKernelNodeSetParams_v2", d.graph_set_kernel);
+  find(library, "cuGraphExecMemcpyNodeSetParams", d.graph_set_copy);
   find(library, "cuGraphExecDestroy", d.graph_exec_destroy);
   find(library, "cuGraphLaunch", d.graph_launch);
   find(library, "cuStreamIsCapturing", d.stream_capturing);

@@ -44,6 +44,25 @@ struct KernelNode {
   Context context;
 };
 
+constexpr int kDeviceMemory = 2;  // CU_MEMORYTYPE_DEVICE
+
+// One end of a CUDA_MEMCPY3D.
+struct CopyEnd {
+  size_t x, y, z, level;
+  int memory_type;
+  void* host;
+  DevicePointer device;
+  void* array;
+  void* reserved;
+  size_t pitch, height;
+};
+
+// CUDA_MEMCPY3D
+struct Copy {
+  CopyEnd from, to;
+  size_t width, height, depth;  // width in bytes
+};
+
 // CUgraphEdgeData. {1, 0, 1} is a programmatic edge: the successor may start as soon as all blocks of this kernel allow
 // it.
 struct EdgeData {
@@ -85,8 +104,12 @@ struct Driver {
   Result (*graph_destroy)(Graph);
   Result (*graph_add_kernel)(GraphNode*, Graph, const GraphNode*, size_t, const KernelNode*);
   Result (*graph_add_edges)(Graph, const GraphNode* from, const GraphNode* to, const EdgeData*, size_t);
+  Result (*graph_add_copy)(GraphNode*, Graph, const GraphNode*, size_t, const Copy*, Context);
+  Result (*graph_add_child)(GraphNode*, Graph, const GraphNode*, size_t, Graph child);
+  Result (*graph_clone)(Graph*, Graph original);
   Result (*graph_instantiate)(GraphExec*, Graph, unsigned long long flags);
   Result (*graph_set_kernel)(GraphExec, GraphNode, const KernelNode*);
+  Result (*graph_set_copy)(GraphExec, GraphNode, const Copy*, Context);
   Result (*graph_exec_destroy)(GraphExec);
   Result (*graph_launch)(GraphExec, Stream);
   Result (*stream_capturing)(Stream, int* status);

@@ -82,9 +82,18 @@ PYBIND11_MODULE(_engine, m) {
           py::arg("stream") = 0, py::arg("slots") = SlotAddresses())
       .def("__len__", &Program::size);
 
-  py::class_<Graph>(m, "Graph", "Prepared device kernels as a CUDA graph, launched in one call without the GIL.")
-      .def(py::init<Slots>(), py::arg("slots") = Slots())
+  py::class_<Graph>(m, "Graph",
+                    "Prepared device kernels, copies and captured graphs as a CUDA graph, launched in one call without "
+                    "the GIL.")
+      .def(py::init<int, Slots>(), py::arg("device"), py::arg("slots") = Slots())
       .def("add", &Graph::add, py::arg("kernel"), py::arg("pointers"), py::arg("after"), py::arg("overlap") = false)
+      .def("add_copy", &Graph::add_copy, py::arg("to"), py::arg("source"), py::arg("bytes"), py::arg("after"))
+      .def(
+          "add_captured",
+          [](Graph& self, uintptr_t captured, const std::vector<int>& after) {
+            return self.add_captured(reinterpret_cast<void*>(captured), after);
+          },
+          py::arg("captured"), py::arg("after"))
       .def(
           "run",
           [](Graph& self, uintptr_t stream, const SlotAddresses& slots) {

@@ -94,7 +94,7 @@ run(program, 5, [10, 20])
 @pytest.mark.compile
 def test_a_graph_tells_the_kernels_whose_addresses_change(listening):
     heard = listening("""
-graph = Graph(slots)
+graph = Graph(0, slots)
 for kernel, places in zip(kernels, pointers):
     graph.add(kernel, places, [])
 for x, y in [(10, 20), (10, 20), (10, 21), (11, 22)]:
@@ -110,7 +110,7 @@ for x, y in [(10, 20), (10, 20), (10, 21), (11, 22)]:
 @pytest.mark.compile
 def test_after_an_error_a_graph_has_the_addresses_of_its_next_run(listening):
     heard = listening("""
-graph = Graph(slots)
+graph = Graph(0, slots)
 for kernel, places in zip(kernels, pointers):
     graph.add(kernel, places, [])
 run(graph, 5, [10, 20])
@@ -133,7 +133,7 @@ run(graph, 5, [10, 20])
 def test_a_graph_is_built_again_only_where_the_driver_refuses_programmatic_joins(listening, error, after, runs):
     heard = listening(f"""
 os.environ["DRIVER_EDGE_ERROR"] = "{error}"
-graph = Graph(slots)
+graph = Graph(0, slots)
 graph.add(kernels[0], pointers[0], [])
 graph.add(kernels[2], pointers[2], [])
 graph.add(kernels[1], pointers[1], {after}, overlap=True)
@@ -146,9 +146,30 @@ run(graph, 5, [10, 20])
 
 
 @pytest.mark.compile
+def test_a_captured_graph_runs_between_copies_whose_addresses_change(listening):
+    heard = listening("""
+os.environ["DRIVER_EDGES"] = "1"
+graph = Graph(0, slots)
+first = graph.add(kernels[0], pointers[0], [])
+given = graph.add_copy(500, -1, 64, [])
+captured = graph.add_captured(4096, [first, given])
+graph.add_copy(-2, 600, 32, [captured])
+graph.add(kernels[1], pointers[1], [captured], overlap=True)
+for x, y in [(10, 20), (10, 20), (11, 22)]:
+    run(graph, 5, [x, y])
+""")
+    edges = [["edge", *numbers] for numbers in ("13", "23", "34", "35")]
+    assert heard[:4] == edges and ["programmatic", "edge"] not in heard
+    for (x, y), words in zip([("10", "20"), ("10", "20"), ("11", "22")], heard[4::2], strict=True):
+        captured = ["copy", x, "500", "64", "captured", "4096", "copy", "600", y, "32"]
+        assert words == ["graph", "5", *told(0, x, 70, 80), *captured, *told(1, 70, 71, 81)]
+    assert heard[5::2] == [["encoded", "4"], ["encoded", "0"], ["encoded", "2"]]
+
+
+@pytest.mark.compile
 def test_a_run_that_gives_too_few_addresses_says_so(listening):
     heard = listening("""
-for thing in (Program(slots), Graph(slots)):
+for thing in (Program(slots), Graph(0, slots)):
     for kernel, places in zip(kernels, pointers):
         thing.add(*((kernel, places) if isinstance(thing, Program) else (kernel, places, [])))
     run(thing, 5, [10, 20])
