@@ -7,6 +7,7 @@ import torch
 from architectures import ARCHITECTURES, images, random_model
 from comparison import relative_error
 
+from autotune.runtime.engine import Graph
 from fused_resnet import FusedResNet
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*is not tuned")]
@@ -22,7 +23,7 @@ def test_an_untuned_network_is_right_in_each_memory_format(empty_db, inductor):
         given = x.cuda().half().contiguous(memory_format=layout)
         _, context, _ = network.context(given)
         if inductor:
-            assert [run.name for run in context._runs] == ["captured"]
+            assert isinstance(context.direct, Graph)
         for scale in (1, 2):  # the second replay reads another input
             assert relative_error(network(given * scale / scale).cpu(), expected) < 5e-3
         other = copy.deepcopy(plain).cpu().double()(2 * x.double())
