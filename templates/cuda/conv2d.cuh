@@ -1,4 +1,5 @@
-// Implicit-GEMM convolution with mma.sync, for sm_80 and later; NHWC.
+// Implicit-GEMM convolution with mma.sync, for sm_80 and later; NHWC. Sums are float32, or int32 for signed bytes. The
+// epilogue is float32.
 //
 // A tile of output pixels is a rectangle of one image, or whole images. The patch is the input under the tile. cp.async
 // loads it once for all filter taps, in chunks of `kK` channels; a tap only changes the row addresses that ldmatrix
@@ -6,11 +7,12 @@
 // The warps divide a tile by pixels and by output channels. `kSlices` > 1 also divides the channels of each step among
 // slices of warps (sliced K); the partial sums of the slices are added in shared memory.
 //
-// A row of shared memory holds `kK` = 64 channels of one pixel or one filter: 128 bytes, eight units of 16 bytes. Unit
-// u of a row is stored in place u ^ key. The eight rows that ldmatrix reads at once have eight different keys, so the
-// reads have no bank conflicts. The key of a pixel is the index of the output pixel that reads it, modulo 8; a tap adds
-// the same number to all eight keys. The rows of filters are read in a permuted order, so that the accumulators of a
-// thread belong to eight neighbouring channels.
+// A row of shared memory holds `kK` channels of one pixel or one filter: 64 in half precision, 128 in int8. These are
+// 128 bytes, eight units of 16 bytes, which are copied and multiplied alike for both. Unit u of a row is stored in
+// place u ^ key. The eight rows that ldmatrix reads at once have eight different keys, so the reads have no bank
+// conflicts. The key of a pixel is the index of the output pixel that reads it, modulo 8; a tap adds the same number to
+// all eight keys. The rows of filters are read in a permuted order, so that the accumulators of a thread belong to
+// eight neighbouring channels.
 //
 // A tile of whole images with all channels can apply a squeeze-and-excitation gate (problem conv2d_se): see
 // common/se_gate.cuh. With a folded squeeze (conv2d_folded_se, common/folded_se_gate.cuh) a tile may hold only some of
@@ -35,8 +37,8 @@ struct ImageConv2d : ImageStem<Config> {
   using typename Base::Folded, typename Base::Kept, typename Base::Params, typename Base::Part, typename Base::Place;
   using typename Base::Problem, typename Base::Stem, typename Base::Sums, typename Base::Weights;
   using Base::clear, Base::exchange, Base::fill_patch, Base::find_rows, Base::kBlock, Base::kBlocks, Base::kColumns;
-  using Base::kFirstGate, Base::kFolded, Base::kGated, Base::kHiddenTiles, Base::kM, Base::kN, Base::kOwn,
-      Base::kSlices;
+  using Base::kFirstGate, Base::kFolded, Base::kGated, Base::kHalfChunks, Base::kHiddenTiles, Base::kK, Base::kM;
+  using Base::kN, Base::kOwn, Base::kRowBytes, Base::kSlices;
   using Base::kStageBytes, Base::kStages, Base::kStem, Base::kTaps, Base::kVector, Base::kWarps, Base::kWeight,
       Base::kX;
   using Base::kY, Base::load_patch, Base::multiply, Base::over, Base::take;
@@ -235,7 +237,7 @@ struct ImageConv2d : ImageStem<Config> {
       if (step == 0) wait_for_copies<1>();
       else wait_for_copies<kStages - 2>();
       __syncthreads();
-      multiply(x, part, pixels, memory + patch * x.patch_bytes, ring + slot * kStageBytes, tap, sums, [&] {
+      const auto copies = [&] {
         weights.load_step(x);
         if (!kBlock && tap == 0 && chunk > 0 &&
             chunk + x.patches - 1 < x.chunks) {  // all threads have read the previous chunk's patch
@@ -243,7 +245,15 @@ struct ImageConv2d : ImageStem<Config> {
           load_patch(x, input, at, copier, chunk + x.patches - 1, memory + freed * x.patch_bytes);
         }
         commit_copies();
-      });
+      };
+      const uint32_t read = memory + patch * x.patch_bytes, filters = ring + slot * kStageBytes;
+      if constexpr (kHalfChunks) {
+        if (x.a.c - chunk * kK <= kK / 2)
+          Base::template multiply<kTaps, kRowBytes / 2>(x, part, pixels, read, filters, tap, sums, copies);
+        else multiply(x, part, pixels, read, filters, tap, sums, copies);
+      } else {
+        multiply(x, part, pixels, read, filters, tap, sums, copies);
+      }
       if (++slot == kStages) slot = 0;
       if ((tap += kTaps) == x.taps) {
         tap = 0, ++chunk;

@@ -11,7 +11,8 @@ struct ImageLoads : ImagePlan<Config> {
   using typename Plan::Convolution, typename Plan::Element, typename Plan::Problem;
   using Plan::kBlock, Plan::kCopied, Plan::kFolded, Plan::kHidden, Plan::kK, Plan::kN, Plan::kRowBytes,
       Plan::kStageBytes;
-  using Plan::kStages, Plan::kTaps, Plan::kUnits, Plan::kVector, Plan::over;
+  using Plan::kStages, Plan::kTaps, Plan::kUnitChannels, Plan::kUnits, Plan::over;
+  static constexpr int kElementBytes = sizeof(Element);
 
   // The first output pixel and output channel of a block's tile.
   struct Place {
@@ -50,7 +51,7 @@ struct ImageLoads : ImagePlan<Config> {
   AT_DEVICE static void load_patch(const Convolution& x, const Element* from, const Place& at, Copier copier, int chunk,
                                    uint32_t to) {
     const Problem& a = x.a;
-    const int channel = chunk * kK + copier.unit * kVector, halved = a.stride_h - 1;
+    const int channel = chunk * kK + copier.unit * kUnitChannels, halved = a.stride_h - 1;
     const int top = at.row * a.stride_h - a.pad_h, left = at.column * a.stride_w - a.pad_w;
 #pragma unroll 2
     for (int pixel = threadIdx.x / kUnits; pixel < x.pixels; pixel += kCopied) {
@@ -79,8 +80,8 @@ struct ImageLoads : ImagePlan<Config> {
     // values' filters.
     AT_DEVICE Weights(const Convolution& x, void* const* p, const Place& at, uint32_t ring) {
       const int row = threadIdx.x / kUnits;
-      channel = threadIdx.x % kUnits * kVector;
-      const int64_t first = ((int64_t)(at.channel + row) * x.taps * x.a.c + channel) * 2;
+      channel = threadIdx.x % kUnits * kUnitChannels;
+      const int64_t first = ((int64_t)(at.channel + row) * x.taps * x.a.c + channel) * kElementBytes;
       from = (const char*)p[0] + first;
       if constexpr (kBlock) second = (const char*)p[1] + first;
       known = 0;
@@ -89,7 +90,7 @@ struct ImageLoads : ImagePlan<Config> {
       to = ring + row * kRowBytes;
       if constexpr (kSameKeys) to += swizzled(0);
       if constexpr (kFolded) {
-        hidden_from = (const char*)p[1] + ((int64_t)row * x.taps * x.a.c + channel) * 2;
+        hidden_from = (const char*)p[1] + ((int64_t)row * x.taps * x.a.c + channel) * kElementBytes;
         hidden_known = 0;
 #pragma unroll
         for (int i = 0; i < kHiddenFilters; ++i) hidden_known |= (row + i * kCopied < x.hidden) << i;
@@ -103,7 +104,7 @@ struct ImageLoads : ImagePlan<Config> {
     }
     AT_DEVICE void load_step(const Convolution& x) {
       if (chunk < x.chunks) {
-        const uint32_t tap_bytes = x.a.c * 2, filter_bytes = kCopied * x.taps * tap_bytes;
+        const uint32_t tap_bytes = x.a.c * kElementBytes, filter_bytes = kCopied * x.taps * tap_bytes;
         const bool inside = channel < x.a.c;
 #pragma unroll
         for (int t = 0; t < kTaps; ++t)

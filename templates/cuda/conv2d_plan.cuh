@@ -11,13 +11,15 @@ namespace at {
 template <typename Config>
 struct ImagePlan {
   using Element = typename Config::Element;
+  using Sum = typename Config::Sum;  // int for signed bytes, else float
   using Problem = typename Config::Problem;
   static constexpr int kM = Config::kM, kN = Config::kN, kWarpM = Config::kWarpM, kWarpN = Config::kWarpN;
   static constexpr int kSlices = Config::kSlices, kTaps = Config::kTaps, kStages = Config::kStages;
   static constexpr bool kGated = Config::kGated, kBlock = Config::kBlock;
   static constexpr int kImage = Config::kImage;  // channels of the image that a stem reads; 0 without a stem
   static constexpr bool kStem = kImage > 0;
-  static constexpr int kK = 64, kVector = 8, kUnits = kK / kVector, kRowBytes = kUnits * 16;
+  static constexpr int kRowBytes = 128, kUnits = kRowBytes / 16, kK = kRowBytes / (int)sizeof(Element);
+  static constexpr int kUnitChannels = kK / kUnits, kVector = 8;  // kVector: neighbouring channels of a thread's sums
   static constexpr int kAcross = kN / kWarpN, kWarps = kM / kWarpM * kAcross;  // of one slice
   static constexpr int kThreads = 32 * kWarps * kSlices;
   static constexpr int kCopied = kThreads / kUnits;                    // rows that all threads copy at once
@@ -33,6 +35,10 @@ struct ImagePlan {
   static_assert(!kFolded || kCopied % 8 == 0, "a thread's filters have one key");
   static_assert(kPieces % kSlices == 0, "each slice finishes as many pieces");
   static_assert(kN % kCopied == 0, "a thread copies the same filters of every tap");
+  static_assert(sizeof(Element) == 2 || !kGated && !kFolded && !kBlock, "gates and blocks are in half precision");
+  // Whether a last chunk of at most kK / 2 channels takes half of the products. Layers of 64 channels are common in
+  // int8, those of 32 rare in half precision. With four slices a slice has one product a tap, which cannot be halved.
+  static constexpr bool kHalfChunks = sizeof(Element) == 1 && kSlices <= 2;
 
   using Excitation = SeGate<Element, kM, kN, 1, kThreads>;
   using Folded = FoldedSeGate<Element, kM, kN, kHidden, kThreads, true>;
@@ -120,7 +126,7 @@ struct ImagePlan {
     const int taps = a.r * a.s, tile_p = tiling.p, tile_q = tiling.q, patches = tiling.patches;
     if (a.stride_w != a.stride_h || a.stride_h != 1 && a.stride_h != 2) return "the stride must be 1 or 2 both ways";
     if (a.groups != 1) return "groups must be 1";
-    if (a.c % kVector || a.k % kVector) return "c and k must be multiples of 8";
+    if (a.c % kUnitChannels || a.k % kVector) return "c must be a multiple of 16 bytes, and k of 8 channels";
     if (taps > kMostTaps) return "the filter must have at most 64 taps";
     if (taps % kTaps) return "the taps of a step must divide the taps of the filter";
     if (tile_p < 1 || tile_q < 1) return "the launch values tile_p and tile_q must be 1 or more";

@@ -3,16 +3,27 @@
 #pragma once
 #include "cuda/conv2d_loads.cuh"
 #include "common/mma.cuh"
+#include "common/mma_s8.cuh"
 #include "common/ptx/registers.cuh"
 #include "common/ptx/shared_memory.cuh"
 
 namespace at {
 
+// Four sums: an access of 16 bytes to shared memory.
+template <typename Sum>
+struct FourSums {
+  using type = float4;
+};
+template <>
+struct FourSums<int> {
+  using type = int4;
+};
+
 template <typename Config>
 struct ImageProducts : ImageLoads<Config> {
   using Plan = ImagePlan<Config>;
   using Base = ImageLoads<Config>;
-  using typename Base::Convolution, typename Base::Element, typename Base::Pixel;
+  using typename Base::Convolution, typename Base::Element, typename Base::Pixel, typename Base::Sum;
   using Base::kAcross, Base::kBlocks, Base::kColumns, Base::kFolded, Base::kHidden, Base::kHiddenTiles, Base::kK,
       Base::kN;
   using Base::kOwn, Base::kPieces, Base::kRowBytes, Base::kSlices, Base::kTaps, Base::kThreads, Base::kUnits,
@@ -29,7 +40,7 @@ struct ImageProducts : ImageLoads<Config> {
     }
   };
 
-  using Sums = float[kBlocks][4 * kColumns + kHiddenTiles][4];
+  using Sums = Sum[kBlocks][4 * kColumns + kHiddenTiles][4];
 
   // Finds the rows that this lane passes to ldmatrix, in bytes from the beginning of the patch.
   AT_DEVICE static void find_rows(const Convolution& x, const Part& part, int (&pixels)[kBlocks]) {
@@ -41,15 +52,15 @@ struct ImageProducts : ImageLoads<Config> {
     }
   }
 
-  // Adds the products of kCount taps to the sums. pixels: see find_rows(). copies: a function that issues the next
-  // copies; called after the first products, so that these do not wait for it.
-  template <int kCount = kTaps, typename Copies>
+  // Adds the products of kCount taps to the sums, over the first kBytes of each row. pixels: see find_rows(). copies: a
+  // function that issues the next copies; called after the first products, so that these do not wait for it.
+  template <int kCount = kTaps, int kBytes = kRowBytes, typename Copies>
   AT_DEVICE static void multiply(const Convolution& x, const Part& part, const int (&pixels)[kBlocks], uint32_t patch,
                                  uint32_t weights, int tap, Sums& sums, Copies&& copies) {
-    constexpr int kSteps = kK / 16 / kSlices;
+    constexpr int kSteps = kBytes / 32 / kSlices;  // a product takes 32 bytes of each row
     const int lane = part.lane, row = lane % 8;
-    // The four 8x8 matrices of one ldmatrix.x4. Pixels: rows 0-7 and 8-15, then the same rows 8 channels further.
-    // Filters: 8 rows, the same rows 8 channels further, then both for the filters two further.
+    // The four 8x8 matrices of one ldmatrix.x4. Pixels: rows 0-7 and 8-15, then the same rows 16 bytes further.
+    // Filters: 8 rows, the same rows 16 bytes further, then both for the filters two further.
     const uint32_t filters = weights + (part.n + row / 2 * 8 + row % 2 + lane / 16 * 2) * kRowBytes;
     const int unit = 2 * kSteps * part.slice, filter_unit = (unit + lane / 8 % 2) ^ row;
 #pragma unroll
@@ -89,37 +100,42 @@ struct ImageProducts : ImageLoads<Config> {
     }
   }
 
-  // Reads a 16 x 32 tile of this warp's sums: in each thread, eight channels of two pixels.
-  AT_DEVICE static void take(float (&v)[2][kVector], const Sums& sums, int m, int column) {
+  // Reads a 16 x 32 tile of this warp's sums: in each thread, eight channels of two pixels. An int32 sum is rounded to
+  // the nearest float32.
+  template <typename Value>
+  AT_DEVICE static void take(Value (&v)[2][kVector], const Sums& sums, int m, int column) {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
       for (int e = 0; e < kVector; ++e) v[half][e] = sums[m][4 * column + e / 2][2 * half + e % 2];
   }
 
-  // Adds the sums of all slices in a fixed order. Each slice receives every kSlices-th tile of 16 x 32.
+  // Adds the sums of all slices in a fixed order. Sums of bytes are still int32, so nothing is rounded. Each slice
+  // receives every kSlices-th tile of 16 x 32.
   AT_DEVICE static void exchange(const Part& part, const Sums& sums, float (&own)[kOwn][2][kVector], char* shared) {
     __syncthreads();  // all warps have read their operands; the exchange overwrites them
-    float4* memory = (float4*)shared + (threadIdx.x / 32 % kWarps * kPieces * 4) * 32 + part.lane;
+    using Four = typename FourSums<Sum>::type;
+    Four* memory = (Four*)shared + (threadIdx.x / 32 % kWarps * kPieces * 4) * 32 + part.lane;
     constexpr int kSlice = kWarps * kPieces * 4 * 32;
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      float v[2][kVector];
+      Sum v[2][kVector];
       take(v, sums, i / kColumns, i % kColumns);
 #pragma unroll
-      for (int j = 0; j < 4; ++j)
-        memory[part.slice * kSlice + (4 * i + j) * 32] =
-            make_float4(v[j / 2][j % 2 * 4], v[j / 2][j % 2 * 4 + 1], v[j / 2][j % 2 * 4 + 2], v[j / 2][j % 2 * 4 + 3]);
+      for (int j = 0; j < 4; ++j) {
+        const Sum* four = v[j / 2] + j % 2 * 4;
+        memory[part.slice * kSlice + (4 * i + j) * 32] = {four[0], four[1], four[2], four[3]};
+      }
     }
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kOwn; ++i)
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        float4 total = {0.f, 0.f, 0.f, 0.f};
+        Four total = {0, 0, 0, 0};
 #pragma unroll
         for (int slice = 0; slice < kSlices; ++slice) {
-          const float4 other = memory[slice * kSlice + (4 * (i * kSlices + part.slice) + j) * 32];
+          const Four other = memory[slice * kSlice + (4 * (i * kSlices + part.slice) + j) * 32];
           total.x += other.x, total.y += other.y, total.z += other.z, total.w += other.w;
         }
         float* to = own[i][j / 2] + j % 2 * 4;

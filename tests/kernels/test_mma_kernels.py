@@ -1,14 +1,18 @@
 """Kernels whose products are those of every GPU from sm_80 on: their own text, run on a CPU."""
 
+import dataclasses
+
 import pytest
+import torch
 from comparison import relative_error
 from emulator import Emulated
-from kernels import random_inputs
+from kernels import random_inputs, spread_inputs
 from reference import solve
+from reference_steps import run_chain
 
 from autotune.core import architecture, round_up
 from autotune.families import Kernel, family
-from autotune.ir import parse
+from autotune.ir import Epilogue, parse
 
 pytestmark = [pytest.mark.compile, pytest.mark.compile]
 
@@ -29,6 +33,25 @@ CONVOLUTIONS = {
     "images, slices": ("n=7 h=4 w=4 c=136 k=32 r=3 s=3 pad=1", (64, 32, 64, 32, 2, 3, 2), "bias,add,relu", 2),
     "images, all patches": ("n=3 h=8 w=8 c=200 k=72 r=2 s=2 stride=2", (64, 64, 32, 64, 4, 1, 3), "scale,relu", 4),
     "pointwise": ("n=2 h=5 w=13 c=96 k=24", (64, 32, 16, 32, 1, 1, 2), "relu,add_scalar", 2),
+}
+# The same in bytes: chunks of 128 channels, the last at most half full in all but two; filters of 1, 9 and 49 taps.
+BYTES = {
+    "rectangles": (
+        "n=2 h=11 w=9 c=144 k=40 r=3 s=3 pad=1",
+        (64, 32, 32, 32, 1, 1, 3),
+        "scale,bias,add,mul_scalar,relu",
+        2,
+    ),
+    "stride and dilation, slices": (
+        "n=1 h=15 w=18 c=80 k=64 r=3 s=3 pad=2 stride=2 dilation=2",
+        (64, 64, 32, 32, 1, 3, 2),
+        "scale,bias,relu",
+        1,
+    ),
+    "images, slices": ("n=5 h=4 w=4 c=272 k=32 r=3 s=3 pad=1", (64, 32, 64, 32, 2, 3, 2), "scale,add,store,relu", 2),
+    "images, all patches": ("n=3 h=8 w=8 c=336 k=72 r=2 s=2 stride=2", (64, 64, 32, 64, 4, 1, 3), "scale,bias", 3),
+    "pointwise": ("n=2 h=5 w=13 c=352 k=24", (64, 32, 16, 32, 1, 1, 2), "scale,add_scalar,mul_scalar", 2),
+    "many taps": ("n=1 h=13 w=12 c=16 k=8 r=7 s=7 pad=3 stride=2", (64, 32, 32, 32, 1, 1, 4), "scale", 1),
 }
 GATED = {
     "16 x 16": ("n=2 h=16 w=16 c=40 k=64 r=3 s=3 pad=1 hidden=4", (256, 64, 64, 64, 2, 3, 2), "bias,gate,add,relu"),
@@ -87,10 +110,14 @@ STEMS = {
 }
 
 
-def assert_computes(name, problem, config, launch, folder):
+def emulated_kernel(name, problem, config, launch, folder):
     found = family(name)
     assert config in found.configs_for(problem, SM80) and launch in found.launches(problem, config, SM80)
-    emulated = Emulated(Kernel.of(name, config, problem.dtype, problem.epilogue, "sm_80"), folder)
+    return Emulated(Kernel.of(name, config, problem.dtype, problem.epilogue, "sm_80"), folder)
+
+
+def assert_computes(name, problem, config, launch, folder):
+    emulated = emulated_kernel(name, problem, config, launch, folder)
     tensors, scalars = random_inputs(problem)
     expected = solve(problem, tensors, scalars)
     for seed in (0, 1):
@@ -99,14 +126,93 @@ def assert_computes(name, problem, config, launch, folder):
             assert relative_error(results[key], value) < LIMIT[problem.dtype], (key, seed)
 
 
+def last_launch(problem, config, patches):
+    launches = family("cuda_conv2d").launches(problem, config, SM80)
+    return [launch for launch in launches if launch["patches"] == patches][-1]
+
+
 @pytest.mark.parametrize(("sizes", "values", "chain", "patches"), CONVOLUTIONS.values(), ids=CONVOLUTIONS)
 def test_convolutions_of_images(sizes, values, chain, patches, tmp_path):
     problem = parse(f"conv2d {sizes} dtype=f16 epilogue={chain}")
     config = dict(zip(CONV, values, strict=True))
-    launches = [
-        launch for launch in family("cuda_conv2d").launches(problem, config, SM80) if launch["patches"] == patches
-    ]
-    assert_computes("cuda_conv2d", problem, config, launches[-1], tmp_path)
+    assert_computes("cuda_conv2d", problem, config, last_launch(problem, config, patches), tmp_path)
+
+
+def bytes_of(problem, tensors, scalars):
+    """Return the outputs as the kernel computes them: whole sums, then float32 after each step, then bytes."""
+    sums = solve(dataclasses.replace(problem, epilogue=Epilogue()), tensors, ())["y"]
+    given = {name: tensor.float() for name, tensor in tensors.items()}
+    outputs = run_chain(problem.epilogue.names, sums.float(), given, scalars)
+    return {name: value.round().clamp(-128, 127).to(torch.int8) for name, value in outputs.items()}
+
+
+def assert_computes_bytes(problem, emulated, launch, tensors, scalars):
+    expected = bytes_of(problem, tensors, scalars)
+    assert expected["y"].double().std() > 5, "a test of few values would prove little"
+    for seed in (0, 1):
+        results = emulated.run(problem, tensors, scalars, launch, 1, seed)
+        assert results.keys() == expected.keys()
+        for key, value in expected.items():
+            assert torch.equal(results[key], value), (key, seed)
+
+
+@pytest.mark.daily(2)
+@pytest.mark.parametrize(("sizes", "values", "chain", "patches"), BYTES.values(), ids=BYTES)
+def test_convolutions_of_bytes(sizes, values, chain, patches, tmp_path):
+    problem = parse(f"conv2d {sizes} dtype=s8 epilogue={chain}")
+    config = dict(zip(CONV, values, strict=True))
+    launch = last_launch(problem, config, patches)
+    emulated = emulated_kernel("cuda_conv2d", problem, config, launch, tmp_path)
+    assert_computes_bytes(problem, emulated, launch, *spread_inputs(problem))
+
+
+def test_slices_add_sums_beyond_the_precision_of_float32(tmp_path):
+    """Both slices' sums are above 2^24 and odd or even: 127 x 127, and a small number from one channel of each."""
+    problem = parse("conv2d n=1 h=8 w=8 c=400 k=8 r=3 s=3 dtype=s8 epilogue=add_scalar")
+    config = dict(zip(CONV, (64, 32, 64, 32, 2, 3, 2), strict=True))
+    launch, own = last_launch(problem, config, 2), [0, 64]
+    tensors = {name: torch.full_like(tensor, 127) for name, tensor in random_inputs(problem)[0].items()}
+    tensors["x"][..., own] = torch.arange(128).to(torch.int8).view(1, 8, 8, 2) % 97 - 48
+    tensors["weight"][:, own] = 0
+    tensors["weight"][:, own, 1, 1] = torch.arange(16).to(torch.int8).view(8, 2) % 5 - 2
+    large = torch.tensor(398 * 9 * 127.0**2)
+    emulated = emulated_kernel("cuda_conv2d", problem, config, launch, tmp_path)
+    assert_computes_bytes(problem, emulated, launch, tensors, (-float(large),))
+    odd = dataclasses.replace(problem, c=392)
+    assert emulated.refusal(odd, launch) == "c must be a multiple of 16 bytes, and k of 8 channels"
+
+
+def test_problems_of_bytes_that_are_not_served_have_a_reason():
+    text = "conv2d n=1 h=16 w=16 c=64 k=72 r=3 s=3 pad=1 dtype=s8 epilogue=scale"
+    found = family("cuda_conv2d")
+    assert found.why_not_served(parse(text), SM80) is None
+    for before, after, said in (
+        ("c=64", "c=72", "c must be a multiple of 16, and k of 8"),
+        ("k=72", "k=68", "c must be a multiple of 16, and k of 8"),
+        ("c=64", "c=16384", "so that no sum overflows int32"),
+        ("conv2d n=1", "conv2d_se hidden=4 n=1", "gates are not computed from bytes"),
+    ):
+        gate = ",gate" if "_se" in after else ""
+        assert said in found.why_not_served(parse(text.replace(before, after) + gate), SM80), after
+    config = dict(zip(CONV, (256, 64, 64, 64, 2, 3, 2), strict=True))
+    gated = Epilogue.parse("scale,gate")
+    assert found.why_illegal(config, SM80, "f16", gated) is None
+    assert found.why_illegal(config, SM80, "s8", gated) == "gates are not computed from bytes"
+    for name in ("cuda_folded_conv2d", "cuda_se_block", "cuda_se_down_block", "cuda_stem_se_block"):
+        assert "s8" not in family(name).dtypes
+
+
+def test_the_cost_of_bytes_is_that_of_the_rows_that_are_multiplied():
+    """A step takes 128 bytes of channels; of a last chunk of at most 64 channels in int8 it multiplies half."""
+    text = "conv2d n=64 h=28 w=28 c={} k=256 r=3 s=3 pad=1 dtype={}"
+    config = dict(zip(CONV, (128, 128, 64, 32, 1, 1, 3), strict=True))
+    found = family("cuda_conv2d")
+
+    def cost(channels, dtype):
+        return found.cost(parse(text.format(channels, dtype)), config, SM80)
+
+    assert cost(128, "s8") == cost(64, "f16") and cost(256, "s8") == cost(128, "f16")
+    assert cost(64, "s8") < cost(80, "s8") == cost(128, "s8") and cost(128, "s8") < cost(192, "s8") < cost(256, "s8")
 
 
 @pytest.mark.daily(1)

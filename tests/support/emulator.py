@@ -84,6 +84,7 @@ _PTX = {
     "stmatrix": "emu::store_matrices(row, words);",
     "mma.sync.aligned.m16n8k16.row.col.f32.f16": "emu::multiply_warp<half>(d, a, b0, b1);",
     "mma.sync.aligned.m16n8k16.row.col.f32.bf16": "emu::multiply_warp<bfloat16>(d, a, b0, b1);",
+    "mma.sync.aligned.m16n8k32.row.col.s32.s8": "emu::multiply_warp<signed char>(d, a, b0, b1);",
     "wgmma.fence": "emu::exchange(0xffffffffu, 0, 0);",
     "wgmma.commit_group": "emu::commit_products();",
     "wgmma.wait_group": "emu::wait_for_products(pending);",

@@ -1,6 +1,7 @@
 """Convolutions of images by mma.sync, from sm_80 on: a tile's input stays in shared memory for all taps.
 
-CUTLASS 2.x's convolutions, in contrast, gather a step's pixels anew for each tap. See templates/cuda/conv2d.cuh.
+CUTLASS 2.x's convolutions, in contrast, gather a step's pixels anew for each tap. fp16 and bf16 have float32 sums, int8
+has int32 sums. See templates/cuda/conv2d.cuh.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from autotune.core import Architecture, cuda_architectures
 from autotune.families import se_gate
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.families.cutlass2.tile import require_addressable
-from autotune.families.rules import Rules, first_unmet, require
-from autotune.ir import Conv2d, Conv2dFoldedSe, Conv2dSe, Epilogue
+from autotune.families.rules import Rules, first_unmet, require, require_no_overflow
+from autotune.ir import DTYPES, Conv2d, Conv2dFoldedSe, Conv2dSe, Epilogue
 
-CHANNELS_A_STEP = 64
 ROW_BYTES = 128
 """Bytes of a pixel's or a filter's channels of a step in shared memory."""
+CHANNELS_A_STEP = ROW_BYTES // 2
+"""Channels of a step in half precision; in int8 twice as many."""
+HALVES = ("f16", "bf16")
+"""The dtypes of kernels with gates, and of residual blocks."""
 _MAX_TAPS = 64
 _SIDES = (4, 7, 8, 14, 16, 28, 32, 56, 64)
 _MAX_CUTS, _MAX_CUT_WORK = 3, 1.3  # ways to cut an output that are tried; their work as a multiple of the least
@@ -147,9 +151,22 @@ def _gate_bytes(problem: Solved, x: MmaConvShape) -> int:
     return se_gate.shared_bytes(rows=x.m, columns=x.n, pixels=problem.p * problem.q, hidden=problem.hidden)
 
 
+def _channel_bytes(problem: Solved) -> int:
+    """Return the bytes of a pixel's channels."""
+    return problem.c * DTYPES[problem.dtype].itemsize
+
+
+def _multiplied_share(problem: Solved, x: MmaConvShape) -> float:
+    """Return the share of the rows in shared memory that is multiplied: in int8, half of a half-full last chunk."""
+    if problem.dtype in HALVES or x.slices > 2:
+        return 1.0
+    chunks, _ = _steps(problem, x)
+    return ceil(_channel_bytes(problem) / (ROW_BYTES // 2)) / (2 * chunks)
+
+
 def _steps(problem: Solved, x: MmaConvShape) -> tuple[int, int]:
     """Return (chunks of channels, steps of each chunk)."""
-    return ceil(problem.c / CHANNELS_A_STEP), problem.r * problem.s // x.taps
+    return ceil(_channel_bytes(problem) / ROW_BYTES), problem.r * problem.s // x.taps
 
 
 def _patch_counts(problem: Solved, x: MmaConvShape) -> list[int]:
@@ -175,8 +192,13 @@ def _launches(problem: Solved, config: Config, arch: Architecture) -> list[Launc
 
 
 def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    gate_rules = se_gate.epilogue_rules(epilogue) if "gate" in epilogue.names else ()
+    gate_rules = _gate_rules(dtype, epilogue) if "gate" in epilogue.names else ()
     return first_unmet(gate_rules) or first_unmet(_shape_rules(MmaConvShape.from_config(config), arch))
+
+
+def _gate_rules(dtype: str, epilogue: Epilogue) -> Rules:
+    yield require(dtype in HALVES, "gates are not computed from bytes")
+    yield from se_gate.epilogue_rules(epilogue)
 
 
 def _shape_rules(x: MmaConvShape, arch: Architecture) -> Rules:
@@ -202,10 +224,13 @@ def _why_unsupported(problem: Solved) -> str | None:
 
 def _problem_rules(problem: Solved) -> Rules:
     yield require(problem.groups == 1, "groups must be 1")
-    yield require(problem.c % 8 == 0 and problem.k % 8 == 0, "c and k must be multiples of 8")
+    unit = 16 // DTYPES[problem.dtype].itemsize  # channels of a copy to shared memory
+    yield require(problem.c % unit == 0 and problem.k % 8 == 0, f"c must be a multiple of {unit}, and k of 8")
+    yield require_no_overflow(problem.dtype, problem.r * problem.s * problem.c)
     yield require(problem.stride in ((1, 1), (2, 2)), "stride must be 1 or 2, the same along both axes")
     yield require(problem.r * problem.s <= _MAX_TAPS, f"filters must have at most {_MAX_TAPS} taps")
     if isinstance(problem, Conv2dSe | Conv2dFoldedSe):
+        yield require(problem.dtype in HALVES, "gates are not computed from bytes")
         yield from se_gate.problem_rules(problem)
 
 
@@ -241,6 +266,7 @@ def _cost(problem: Solved, config: Config, arch: Architecture) -> float:
     """
     x = MmaConvShape.from_config(config)
     chunks, each = _steps(problem, x)
+    share = _multiplied_share(problem, x)
     best, columns = float("inf"), ceil(problem.k / x.n)
     for tile, _, shared in _placements(problem, x, arch):
         by_shared = arch.sm_shared // (shared + arch.reserved_shared)
@@ -248,8 +274,9 @@ def _cost(problem: Solved, config: Config, arch: Architecture) -> float:
         blocks = tile.tiles * columns
         rounds, sharing = ceil(blocks / (arch.processors * resident)), min(resident, ceil(blocks / arch.processors))
         step_bytes = x.stage_bytes + tile.pixels * ROW_BYTES / each
-        products = x.taps * x.m * (x.n + x.hidden * (x.n // x.warp_n)) * CHANNELS_A_STEP / arch.mma_rate
-        read = x.taps * (x.m * (x.n // x.warp_n) + x.n * (x.m // x.warp_m))
+        # A product of 32 bytes of two rows takes as long in int8 as in half precision.
+        products = share * x.taps * x.m * (x.n + x.hidden * (x.n // x.warp_n)) * CHANNELS_A_STEP / arch.mma_rate
+        read = share * x.taps * (x.m * (x.n // x.warp_n) + x.n * (x.m // x.warp_m))
         wait = _WAIT_CYCLES_OF_TWO if x.stages == 2 else _WAIT_CYCLES
         alone = wait + 8 * x.taps * x.accumulators / x.slices + step_bytes / 8 / x.threads
         step = max(sharing * max(products, read, step_bytes / _LOADED_BYTES), alone)
@@ -269,7 +296,7 @@ def _label(config: Config) -> str:
 def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
     x = MmaConvShape.from_config(config)
     derived = {"slices": x.slices, "hidden": x.hidden, "threads": x.threads, "resident": x.resident(arch)}
-    return {**config, **derived, "block": False, "image": 0}
+    return {**config, **derived, "type": dtype, "block": False, "image": 0}
 
 
 FAMILY = Family[Solved](
@@ -278,14 +305,14 @@ FAMILY = Family[Solved](
     kind=DEVICE_IMAGE,
     template="cuda/conv2d.cu.j2",
     architectures=cuda_architectures(since=80),
-    dtypes=("f16", "bf16"),
+    dtypes=(*HALVES, "s8"),
     parameters=(
         Parameter("tile_m", (64, 128, 256), "output pixels of a tile"),
         Parameter("tile_n", (32, 64, 128, 256), "output channels of a tile"),
         Parameter("warp_m", (16, 32, 64), "pixels of a warp"),
         Parameter("warp_n", (32, 64), "channels of a warp"),
         Parameter("slices", (1, 2, 4), "warps that share the channels of a step, and their sums at the end"),
-        Parameter("taps", (1, 3), "taps a step, of 64 channels"),
+        Parameter("taps", (1, 3), "taps a step, of 128 bytes of channels"),
         Parameter("stages", (2, 3, 4), "buffers of weights"),
     ),
     launch_parameters=(

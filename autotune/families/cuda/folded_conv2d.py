@@ -11,6 +11,7 @@ from autotune.core import Architecture
 from autotune.families import se_gate
 from autotune.families.base import Config, Family, Parameter, Value
 from autotune.families.cuda.conv2d import FAMILY as CONV2D
+from autotune.families.cuda.conv2d import HALVES
 from autotune.families.rules import first_unmet, require
 from autotune.ir import Conv2dFoldedSe, Epilogue
 
@@ -54,7 +55,7 @@ FAMILY = Family[Conv2dFoldedSe](
     kind=CONV2D.kind,
     template=CONV2D.template,
     architectures=CONV2D.architectures,
-    dtypes=CONV2D.dtypes,
+    dtypes=HALVES,
     parameters=(
         Parameter("hidden", _HIDDEN, "hidden values of a warp's products, beside its channels"),
         *CONV2D.parameters,

@@ -15,24 +15,27 @@ inline std::array<uint64_t, 32> gathered(uint64_t value) {
   return result;
 }
 
-// d (16 x 8) += a (16 x 16) b (16 x 8), with the register layout of the PTX ISA.
-template <typename Element>
-void multiply_warp(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+// d (16 x 8) += a (16 x K) b (K x 8), with the register layout of the PTX ISA. K: elements of 32 bytes. Sum: float or
+// int.
+template <typename Element, typename Sum>
+void multiply_warp(Sum (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   struct Operands {
     uint32_t a[4], b[2];
   } mine{{a[0], a[1], a[2], a[3]}, {b0, b1}};
   const auto lanes = gathered((uint64_t)&mine);
-  const auto element = [](uint32_t word, int half) {
-    Element v[2];
+  constexpr int kElements = 4 / sizeof(Element);  // of a register
+  const auto element = [](uint32_t word, int i) {
+    Element v[kElements];
     std::memcpy((void*)v, &word, sizeof v);
-    return (float)v[half];
+    return (Sum)v[i];
   };
   for (int i = 0; i < 4; ++i) {
     const int row = lane() / 4, column = lane() % 4 * 2 + i % 2;
-    for (int k = 0; k < 16; ++k) {
-      const auto& left = *(const Operands*)lanes[row * 4 + k % 8 / 2];
-      const auto& right = *(const Operands*)lanes[column * 4 + k % 8 / 2];
-      d[i] += element(left.a[k / 8 * 2 + i / 2], k % 2) * element(right.b[k / 8], k % 2);
+    for (int k = 0; k < 8 * kElements; ++k) {
+      const int half = k / (4 * kElements), from = k / kElements % 4;
+      const auto& left = *(const Operands*)lanes[row * 4 + from];
+      const auto& right = *(const Operands*)lanes[column * 4 + from];
+      d[i] += element(left.a[half * 2 + i / 2], k % kElements) * element(right.b[half], k % kElements);
     }
   }
   gathered(0);  // all lanes have read the operands

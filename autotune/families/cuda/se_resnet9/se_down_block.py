@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from autotune.core import Architecture, ceil_div
 from autotune.families import se_gate
 from autotune.families.base import Config, Family, Launch, Parameter, Value
-from autotune.families.cuda.conv2d import CHANNELS_A_STEP, ROW_BYTES, MmaConvShape
+from autotune.families.cuda.conv2d import CHANNELS_A_STEP, HALVES, ROW_BYTES, MmaConvShape
 from autotune.families.cuda.conv2d import FAMILY as CONV2D
 from autotune.families.rules import require
 from autotune.ir import Conv2dSe, Epilogue, SeDownBlock
@@ -75,7 +75,7 @@ FAMILY = Family[SeDownBlock](
     kind=CONV2D.kind,
     template="cuda/down_block.cu.j2",
     architectures=CONV2D.architectures,
-    dtypes=CONV2D.dtypes,
+    dtypes=HALVES,
     parameters=tuple(parameter for parameter in CONV2D.parameters if parameter.name != "slices"),
     why_illegal=_why_illegal,
     candidate_values=_candidate_values,
