@@ -77,6 +77,7 @@ def assert_right(found, expected, dtype):
             assert relative_error(actual, wanted) < limit or torch.equal(actual.double(), wanted), f"{name} {row}"
 
 
+@pytest.mark.daily(12)
 @pytest.mark.parametrize("dtype", CASES)
 @pytest.mark.parametrize("text", OPERATORS)
 def test_the_kernels_text_solves_the_problem(text, dtype, emulated):

@@ -53,6 +53,7 @@ def emulated(chosen, problem, values, folder):
     return Emulated(Kernel.of(chosen.name, config, problem.dtype, problem.epilogue, "sm_90"), own)
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize(("text", "values"), CASES.values(), ids=CASES)
 def test_the_cuda_kernels_texts_make_autograds_gradient(text, values, tmp_path):
     pool, problem = (parse(f"{name} {text}") for name in ("max_pool2d_places", "max_pool2d_places_gradient"))
