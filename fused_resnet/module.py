@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from autotune.ir import BYTE_FORMATS, BYTE_PRECISIONS, TENSOR_DTYPES, Network
+from autotune.ir import TENSOR_DTYPES, Network
 from autotune.libraries import inductor
 from autotune.runtime import ExecutionContext, NetworkPlan
 from fused_resnet import torch_op
@@ -22,6 +20,7 @@ from fused_resnet.call_cache import CallCache, is_contiguous
 from fused_resnet.input_tensors import autocast, check_input, current_stream
 from fused_resnet.model_source import Captured, ModelSource, Named
 from fused_resnet.module_state import module_state
+from fused_resnet.plan_warnings import warn_of_plan
 from fused_resnet.result_tensors import converted, empty_result, fits, mark_written
 from fused_resnet.torch_op import InputError
 from tuning_db import public_keys, reader
@@ -491,28 +490,9 @@ class FusedResNet(nn.Module):
             database = store.name  # without the password of a server, or what is secret in a URL
         is_compiled = any(bound.choice.candidate.compiled for bound in plan.bound)
         self._num_compiled += is_compiled
-        at_limit = wanted and not is_compiled and self._num_compiled >= _MAX_COMPILED_PLANS
-        sources = Counter(bound.choice.source for bound in plan.bound)
-        other = {source: count for source, count in sources.items() if source != "tuned"}
-        if other or plan.compile_failed:
-            listed = ", ".join(f"{count} from '{source}'" for source, count in other.items()) or "all are tuned"
-            dtype = next((x for x in inputs if x.is_floating_point()), inputs[0]).dtype
-            warnings.warn(
-                f"{database} is not tuned for batch {network.batch} of {self._source.name} in {dtype} on this "
-                f"device: of {len(plan.bound)} layers {listed}; tune it with fused_resnet.tune or "
-                f"scripts/tune.py --batch {network.batch}"
-                + (f" --precision {self._source.precision}" if self._source.precision else "")
-                + (f". Inductor compiles nothing: {plan.not_compiled}" if plan.not_compiled and network.whole else "")
-                + (f". Inductor compiles no more than {_MAX_COMPILED_PLANS} plans of a module" if at_limit else ""),
-                stacklevel=9,  # the caller's line: our six functions and torch's two around `forward` lie between
-            )
-        precision = self._source.precision
-        if precision in BYTE_PRECISIONS and not any(layer.problem.dtype in BYTE_FORMATS for layer in network.layers):
-            warnings.warn(
-                f"no layer of {self._source.name} runs in 8 bits for batch {network.batch}, so precision='{precision}' "
-                "changes nothing: print(net.explain(x)) says why, and without precision= no calibration is needed",
-                stacklevel=9,
-            )
+        limit = _MAX_COMPILED_PLANS if wanted and not is_compiled and not compiles else None
+        dtype = next((x for x in inputs if x.is_floating_point()), inputs[0]).dtype
+        warn_of_plan(plan, database, self._source.name, dtype, self._source.precision, limit)
         return plan
 
     def _before_binding(self, network: Network, device: torch.device) -> None:

@@ -59,7 +59,7 @@ class StepProblems:
             of its gradient, and the normalizations of two norms whose results are added.
         with_relus: What kernels compute with a ReLU, by the name of the convolution: forward passes with the ReLU
             behind them, and gradients with respect to a ReLU's result with its mask.
-        with_sums: Gradients of ReLUs with sums over the pixels of each image, and means of images, by what they compute.
+        with_sums: Gradients of ReLUs with sums over the pixels of each image, and means of images, by what they are.
     """
 
     named: Mapping[str, Convolution]
