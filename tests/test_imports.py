@@ -17,6 +17,7 @@ RUNTIME = {
             "model_source",
             "module",
             "module_state",
+            "plan_warnings",
             "networks",
             "old_pickles",
             "quantization",
