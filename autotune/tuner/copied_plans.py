@@ -46,7 +46,7 @@ class CopiedPlan:
 
     @property
     def is_ahead_of_inductor(self) -> bool:
-        """Whether Inductor's code took at least OTHER_DEVICE times as long as the plan in the other database."""
+        """True if the other database says that the plan was at least OTHER_DEVICE times faster than Inductor's code."""
         timed: Mapping[str, float] = self.details.get("torch_us", {})
         compiled = [us for candidate, us in timed.items() if inductor.compiles(candidate)]
         return bool(compiled) and self.median_us * OTHER_DEVICE <= min(compiled)

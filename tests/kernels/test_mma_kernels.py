@@ -14,7 +14,7 @@ from autotune.core import architecture, round_up
 from autotune.families import Kernel, family
 from autotune.ir import Epilogue, parse
 
-pytestmark = [pytest.mark.compile, pytest.mark.compile]
+pytestmark = pytest.mark.compile
 
 SM80 = architecture("sm80")
 LIMIT = {"f16": 1e-3, "bf16": 8e-3}
