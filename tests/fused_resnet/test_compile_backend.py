@@ -422,14 +422,14 @@ assert "fused_resnet.module" in sys.modules and "torch._inductor.compile_fx" not
 @pytest.mark.process
 def test_missing_layers_are_tuned_at_the_first_call(tmp_path, capsys):
     model, x = Block().eval(), images(2)
-    fast = compiled(model, tmp_path / "new.db", tune="missing", budget="30s")
+    fast = compiled(model, tmp_path / "new.db", tune="missing", budget="10m")
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # none says that a layer is not tuned
         assert_same(model, fast, x)
         said = capsys.readouterr()
         assert "autotune: tuning" in said.err and "database" in said.err and not said.out
         torch._dynamo.reset()
-        assert_same(model, compiled(model, tmp_path / "new.db", tune="missing", budget="30s"), x)
+        assert_same(model, compiled(model, tmp_path / "new.db", tune="missing", budget="10m"), x)
     assert not capsys.readouterr().err
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-SECONDS = 120
+SECONDS = 600
 """Time limit of the browser. It only ends one that hangs."""
 
 _RUN = """

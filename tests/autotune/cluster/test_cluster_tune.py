@@ -21,7 +21,7 @@ PROBLEMS = [
     f"conv2d n=2 h={size} w={size} c=32 k=64 r=3 s=3 stride=1,1 pad=1,1 dilation=1,1 groups=1 dtype=f32 epilogue=relu"
     for size in (14, 28)
 ]
-SEARCH = ["--arch", "cpu", "--only", "cpu_conv2d", "--sampler", "brute-force", "--limit", "5", "--budget", "4m"]
+SEARCH = ["--arch", "cpu", "--only", "cpu_conv2d", "--sampler", "brute-force", "--limit", "5", "--budget", "20m"]
 
 
 def tune(path, *options):

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 import psutil
 import pytest
 from dask_cluster import DaskProcesses, Proxy, wait_until
+from processes import HANG
 from repository import ROOT
 
 from autotune.cluster import DaskCluster, connected, dask_cluster, remote_child
@@ -38,6 +39,12 @@ TORCH = Candidate("aten", '{"memory_format": "contiguous"}', "")
 def no_faults():
     """Begin as a run does."""
     faults.clear()
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Leave a scheduler on a busy machine the time to start."""
+    monkeypatch.setattr(dask_cluster, "CONNECT_SECONDS", HANG)
 
 
 @pytest.fixture
@@ -96,7 +103,7 @@ def test_a_unit_is_compiled_on_a_worker_and_its_binary_lies_here(dask, generated
         assert all(result.path.read_bytes().startswith(b"\x7fELF") and result.seconds > 0 for result in results)
         again = BuildQueue(2, cluster.start_batch)
         again.add(wanted)
-        assert all(result.seconds == 0 for result in built(again, 1.0))  # they are on this disk
+        assert all(result.seconds == 0 for result in built(again))  # they are on this disk
 
 
 def test_a_machine_with_other_sources_says_nothing_about_the_kernels(generated, cpu_kernel):
@@ -209,11 +216,11 @@ def test_trials_of_a_killed_worker_are_measured_by_another(dask):
 
 
 def test_a_worker_that_hangs_is_not_blamed_on_the_candidate(dask, monkeypatch):
-    monkeypatch.setattr(remote_child, "SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr(remote_child, "SILENCE_SECONDS", 5.0)
     hanging = dask.start_worker("measure=1")
     with connected(dask.address) as cluster:
         wait_until(cluster.devices)
-        with Worker("cpu", deadline=5.0, child=cluster.child(0)) as measuring:
+        with Worker("cpu", deadline=20.0, child=cluster.child(0)) as measuring:
             measuring.start()
             dask.start_worker("measure=1")
             wait_until(lambda: len(cluster.devices()) == 2)
@@ -233,7 +240,7 @@ def test_a_candidate_that_hangs_is_timed_out_and_the_worker_stays(dask):
             measuring.send(PROBLEM, TORCH)
             assert measuring.receive().status == "timed_out"
             assert faults.counts() == {Fault.CANDIDATE_HUNG: 1}
-            measuring.deadline = 30.0
+            measuring.deadline = HANG
             measuring.send(PROBLEM, TORCH)
             assert measuring.receive().status == "ok"
         assert worker.poll() is None

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch._inductor.config  # reads CXX when it is imported, which a test changes
 from comparison import relative_error
-from processes import in_threads
+from processes import HANG, in_threads
 from torch import nn
 
 from autotune.core import LibraryError
@@ -203,7 +203,7 @@ def test_in_a_forked_process(empty_db):
         warnings.simplefilter("ignore")
         forked = context.Process(target=child, args=(queue,))
         forked.start()
-    known, new, made = queue.get(timeout=120)
+    known, new, made = queue.get(timeout=HANG)
     forked.join()
     assert made == ["inductor"]
     assert relative_error(torch.from_numpy(known), exact(plain, images())) < 1e-5

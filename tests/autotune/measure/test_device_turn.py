@@ -31,9 +31,9 @@ def test_a_turn_that_does_not_end_is_not_waited_for_longer_than_allowed(tmp_path
     with file_turn(tmp_path / "turn"):
         started = time.monotonic()
         with file_turn(tmp_path / "turn", most_seconds=0.05):
-            assert 0.05 <= time.monotonic() - started < 2
+            assert 0.05 <= time.monotonic() - started < 60
     with file_turn(tmp_path / "turn"):
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 60
 
 
 def test_no_file_means_no_turns(tmp_path):

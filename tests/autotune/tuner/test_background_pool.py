@@ -4,6 +4,7 @@ import time
 
 import pytest
 import torch
+from processes import HANG
 
 from autotune.core import Deadline, architecture
 from autotune.measure import Worker
@@ -30,7 +31,7 @@ def test_the_trials_of_all_networks_run_at_the_same_time(tmp_path, cpu_target):
         with BackgroundPool(store, device, options, [Worker("cpu")], Progress(), problems, networks) as pool:
             first, second = map(pool.trials, networks)
             assert first is not second and pool.trials(networks[0]) is first
-            until = Deadline.after(120)
+            until = Deadline.after(HANG)
             while not ((first.is_done and second.is_done) or until.is_over):
                 pool.advance()
                 time.sleep(0.01)

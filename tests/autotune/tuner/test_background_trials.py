@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from processes import HANG
 
 from autotune.core import Deadline
 from autotune.ir import parse
@@ -42,7 +43,7 @@ def test_trials_end_while_nobody_waits(database):
     with BackgroundTrials(store, device, Worker("cpu"), work, Progress()) as trials:
         trials.advance()  # the process has not started: this returns at once
         assert not trials.is_done and not num_timed(store, device)
-        until = Deadline.after(60)
+        until = Deadline.after(HANG)
         while not (trials.is_done or until.is_over):
             trials.advance()
             time.sleep(0.01)
@@ -62,7 +63,7 @@ def test_a_process_that_does_not_start_ends_no_run(database):
     store, device, work = database
     worker, log = Worker("cuda:99"), Log()
     with BackgroundTrials(store, device, worker, work, log) as trials:
-        trials.wait(Deadline.after(60))
+        trials.wait(Deadline.after(HANG))
         assert trials.is_done
     assert num_timed(store, device) == 0
     (said,) = log.notes

@@ -244,13 +244,14 @@ def test_the_ledger_adds_up_and_stands_with_the_trials(tuned):
     compiled = [found for found in details if "compile" in found["seconds"]]
     assert len(compiled) == log.compiled_kernels, "a kernel's compiling is told once"
     assert 0 < breakdown.overhead < breakdown.total
+    before = breakdown.total
     parts = (
         breakdown.overhead
         + breakdown.seconds["wait for compilers"]
         + breakdown.seconds["verify"]
         + breakdown.seconds["time"]
     )
-    assert parts == pytest.approx(breakdown.total, abs=0.1)
+    assert before - 1e-6 <= parts <= breakdown.total + 1e-6
 
 
 def test_exhaustive_tries_all_of_what_it_is_limited_to(worker, cpu, cpu_target, tmp_path):
