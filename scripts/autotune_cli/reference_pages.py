@@ -90,7 +90,8 @@ def _parameters() -> str:
 
 
 def _family_section(family: AnyFamily) -> str:
-    module = next(each for each in list(sys.modules.values()) if getattr(each, "FAMILY", None) is family)
+    modules = [module for name, module in sys.modules.items() if name.startswith("autotune.families.")]
+    module = next(each for each in modules if getattr(each, "FAMILY", None) is family)
     about = " ".join(inspect.cleandoc(module.__doc__ or "").split("\n\n")[0].split())
     facts = [f"Template: `templates/{family.template}`."]
     if family.opt_in:
