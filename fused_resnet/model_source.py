@@ -20,7 +20,7 @@ from fused_resnet.arguments import ONE_TENSOR, Signature, check_arguments
 from fused_resnet.guards import Guards, guards
 from fused_resnet.networks import se_resnet9_fixup, se_resnet9_fixup_layers
 from fused_resnet.quantization import CalibratedScales
-from fused_resnet.result import Result
+from fused_resnet.result import Result, joint
 from fused_resnet.torch_op import InputError
 
 if TYPE_CHECKING:
@@ -244,14 +244,19 @@ class Captured:
         """
         _check_device(self.precision, next(self.module.parameters(), torch.empty(0)).device)
         captured = self._capture(signature)
-        alike = (one for other, one in self._captures[-1].modules.items() if other.arguments == signature.arguments)
-        known = next(alike).result
-        if not known.is_like(captured.result):
+        found = {
+            other: one.result
+            for other, one in self._captures[-1].modules.items()
+            if other.arguments == signature.arguments and other != signature
+        }
+        found[signature] = captured.result
+        result = joint([([one.shape for one in each.tensors], returned) for each, returned in found.items()])
+        if result is None:
             raise CaptureError(
-                f"forward returns {captured.result} for {signature}, and {known} for other shapes: "
-                "it must return the same kind of result for all shapes"
+                f"forward returns {captured.result} for {signature}, and {next(iter(found.values()))} for other "
+                "shapes: it must return the same kind of result, and the same numbers but for sizes of its inputs"
             )
-        self.results[signature.arguments] = captured.result
+        self.results[signature.arguments] = result
         return captured.network
 
     @property

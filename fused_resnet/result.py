@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.utils._pytree import TreeSpec, tree_structure, tree_unflatten
+
+Shapes = Sequence[tuple[int, ...]]
+"""The shapes of the inputs of a call."""
 
 TENSOR = tree_structure(0)
 """The structure of a result that is a tensor itself."""
@@ -18,8 +21,10 @@ class Leaf:
     """A value that a module returns.
 
     Attributes:
-        kind: "result" for a tensor that the layers compute, "input" for an input that is returned as it is, "constant".
-        value: The position among the network's results or inputs, or the constant.
+        kind: "result" for a tensor that the layers compute, "input" for an input that is returned as it is, "size" for a
+            size of an input, "constant".
+        value: The position among the network's results or inputs; the position of the input and the dimension; or the
+            constant.
     """
 
     kind: str
@@ -46,9 +51,11 @@ class Result:
         """True if forward returns the only tensor that the layers compute, and nothing around it."""
         return self.structure == TENSOR
 
-    def is_like(self, other: Result) -> bool:
-        """Return whether another result differs in memory formats at most."""
-        return (self.structure, self.leaves) == (other.structure, other.leaves)
+    def __str__(self) -> str:
+        words = {"result": "a tensor", "input": "an input", "size": "a size"}
+        return str(
+            tree_unflatten([_Word(words.get(leaf.kind, repr(leaf.value))) for leaf in self.leaves], self.structure)
+        )
 
     def contain(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> Any:
         """Return what the module returns, for its inputs and the tensors that the layers computed."""
@@ -56,6 +63,55 @@ class Result:
             return results[0]
         values = []
         for leaf in self.leaves:
-            tensors = results if leaf.kind == "result" else inputs
-            values.append(leaf.value if leaf.kind == "constant" else tensors[leaf.value])
+            if leaf.kind == "constant":
+                values.append(leaf.value)
+            elif leaf.kind == "size":
+                place, dimension = leaf.value
+                values.append(inputs[place].shape[dimension])
+            else:
+                values.append((results if leaf.kind == "result" else inputs)[leaf.value])
         return tree_unflatten(values, self.structure)
+
+
+def joint(found: Sequence[tuple[Shapes, Result]]) -> Result | None:
+    """Return what a module returns for inputs of several shapes; None if that differs by more than memory formats.
+
+    A whole number that differs must be a size of an input. The memory formats are those of the last one.
+
+    Args:
+        found: The shapes of the inputs, and what the module returns for them.
+    """
+    (_, first), *others = found
+    if any((one.structure, len(one.leaves)) != (first.structure, len(first.leaves)) for _, one in others):
+        return None
+    leaves = []
+    for place, leaf in enumerate(first.leaves):
+        if any(one.leaves[place] != leaf for _, one in others):
+            values = [one.leaves[place].value for _, one in found if one.leaves[place].kind == "constant"]
+            shapes = [shapes for shapes, _ in found]
+            sizes = _sizes(shapes, values) if len(values) == len(found) else []
+            if not sizes:
+                return None
+            leaf = Leaf("size", sizes[0])
+        leaves.append(leaf)
+    return replace(found[-1][1], leaves=tuple(leaves))
+
+
+def _sizes(shapes: Sequence[Shapes], values: Sequence[Any]) -> list[tuple[int, int]]:
+    """Return the inputs and dimensions whose sizes are these numbers, for all shapes of the inputs."""
+    places = [(place, dimension) for place, shape in enumerate(shapes[0]) for dimension in range(len(shape))]
+    return [
+        (place, dimension)
+        for place, dimension in places
+        if all(
+            type(value) is int and dimension < len(each[place]) and each[place][dimension] == value
+            for each, value in zip(shapes, values, strict=True)
+        )
+    ]
+
+
+class _Word(str):
+    """A text that containers print without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__

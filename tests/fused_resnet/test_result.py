@@ -7,6 +7,7 @@ import torch
 from comparison import relative_error
 from torch import nn
 
+from autotune.core import CaptureError
 from fused_resnet import FusedResNet, InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
@@ -53,6 +54,19 @@ def test_a_result_keeps_its_type(contain, empty_db, x):
         assert relative_error(tensor_in(found), tensor_in(wanted)) < 1e-6
     out = torch.full_like(tensor_in(wanted), float("nan"))
     assert tensor_in(network(x, out=out)) is out and relative_error(out, tensor_in(wanted)) < 1e-6
+
+
+@torch.no_grad()
+def test_a_number_that_is_a_size_follows_the_shape(empty_db):
+    model = Model(lambda y: (y, len(y), y.shape[2])).eval()
+    network = FusedResNet.from_model(model, empty_db)
+    for shape in ((2, 3, 9, 9), (5, 3, 9, 9), (2, 3, 9, 9), (3, 3, 9, 9)):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+        for _ in range(2):  # the second call takes the fast path
+            y, batch, height = network(x)
+            assert (batch, height) == (shape[0], 7) and relative_error(y, model(x)[0]) < 1e-6
+    with pytest.raises(CaptureError, match=r"returns \(a tensor, 2, 8\) for an input of .*, and \(a tensor, 2, 7\)"):
+        network(torch.randn(2, 3, 10, 9))
 
 
 @torch.no_grad()
