@@ -17,6 +17,7 @@ import torch
 from torch import fx, nn
 
 from autotune.core import CaptureError
+from fused_resnet.inert_regions import inline_inert_regions
 
 UNNAMED = "GraphModule"
 """Name of the network where Dynamo does not tell the class of the user's model."""
@@ -75,6 +76,10 @@ def unlift(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Unlif
     graph = fx.Graph()
     copied: dict[fx.Node, fx.Node] = {}
     result = graph.graph_copy(graph_module.graph, copied)
+    results = tuple(result) if isinstance(result, tuple | list) else (result,)
+    is_tuple = len(results) != 1
+    graph.output(results if is_tuple else results[0])
+    inline_inert_regions(graph_module, graph)
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     sources = {node: _source(node) for node in placeholders}
     root = _root([sources[node] for node in placeholders])
@@ -96,9 +101,6 @@ def unlift(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Unlif
     for node, example in zip(placeholders, example_inputs, strict=True):
         if not isinstance(example, torch.Tensor):
             _replace_number(graph, copied[node], sources[node], given)
-    results = tuple(result) if isinstance(result, tuple | list) else (result,)
-    is_tuple = len(results) != 1
-    graph.output(results if is_tuple else results[0])
     for node in graph.nodes:
         if stack := node.meta.get("nn_module_stack"):
             node.meta["nn_module_stack"] = _paths(stack, _tokens(root))
@@ -121,7 +123,7 @@ def _replace_number(graph: fx.Graph, place: fx.Node, source: str, tensors: Mappi
             raise CaptureError(
                 f"the graph takes a number, '{source or place.name}', that is no size of an input tensor"
             )
-        with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
+        with graph.inserting_after([node for node in graph.nodes if node.op == "placeholder"][-1]):
             place.replace_all_uses_with(graph.call_method("size", (tensors[found[1]], int(found[2]))))
     graph.erase_node(place)
 

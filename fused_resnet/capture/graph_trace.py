@@ -179,7 +179,8 @@ def _refuse_training(graph: fx.Graph) -> None:
         if isinstance(node.target, torch._ops.OpOverload):
             names = [argument.name for argument in node.target._schema.arguments]
             given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-            if any(given.get(name) is True for name in _TRAINING):
+            has_own = "running_mean" in given and given["running_mean"] is None  # eval mode uses the input's, too
+            if any(given.get(name) is True for name in _TRAINING) and not has_own:
                 raise CaptureError(f"{node.target._opname} is in training mode: call .eval() on the model first")
 
 

@@ -28,6 +28,7 @@ from fused_resnet.capture.in_place import change_nothing_in_place
 from fused_resnet.capture.nodes import CASTS, COPIES, arguments, name_of, path
 from fused_resnet.dynamo_graph import DynamoGraph
 from fused_resnet.guards import stateless
+from fused_resnet.inert_regions import inline_inert_regions
 from fused_resnet.result import Leaf, Result
 
 tracing: ContextVar[bool] = ContextVar("tracing", default=False)
@@ -77,11 +78,14 @@ def trace(model: nn.Module, signature: Signature, dtype: str) -> Traced:
     if found and found != DTYPES[dtype]:
         raise CaptureError(f"the model is in {found} and the input in {DTYPES[dtype]}: convert one with .to()")
     exported = _export(model, signature, device)
+    inline_inert_regions(exported.graph_module, exported.graph)
     _refuse_layouts_of_inputs(model, signature, device, exported)
     _remove(exported.graph, _dropped_out)
     if not change_nothing_in_place(exported):
         exported.graph_module.recompile()
-        exported = exported.run_decompositions({})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of torch's own code
+            exported = exported.run_decompositions({})
     return _read(exported)
 
 
@@ -207,7 +211,8 @@ def _read(exported: torch.export.ExportedProgram | TracedGraph) -> Traced:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             raise CaptureError(
                 f"{path(node) or 'the model'} calls torch's {node.target.name()}: a forward with control flow that "
-                "depends on values of tensors, or with autocast or gradient modes of its own, cannot be captured"
+                "depends on values of tensors, or with autocast of its own, cannot be captured: move that part out of "
+                "the model, or use torch.compile(model, backend='autotune'), which runs such parts without our kernels"
             )
         if node.op == "call_function":
             _refuse_unknown_sizes(node)

@@ -418,6 +418,30 @@ assert "fused_resnet.module" in sys.modules and "torch._inductor.compile_fx" not
     assert "is not tuned for batch 2" in done.stderr
 
 
+class Sizes(nn.Module):
+    """Reads a size of a tensor that comes after a parameter, and returns one, and a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 1)
+
+    def forward(self, x):
+        y = self.conv(x)
+        return self.conv(y.reshape(y.size(0) * 2, 4, SIZE, SIZE).view(-1, 8, SIZE, SIZE)), x.shape[0], self.conv.bias
+
+
+def test_a_batch_size_that_dynamo_treats_as_a_variable_stays_on_a_captured_network(empty_db, bound):
+    model = Sizes().eval()
+    fast = compiled(model, empty_db)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("error", "backend='autotune' ")  # no graph is left to Inductor
+        for n in (2, 3, 4):
+            y, size, bias = fast(images(n))
+            torch.testing.assert_close(y, model(images(n))[0], rtol=1e-4, atol=1e-5)
+            assert size == n and bias is model.conv.bias
+    assert len(bound) == 2, "for the first batch size, and for all others"
+
+
 @pytest.mark.compile
 @pytest.mark.process
 def test_missing_layers_are_tuned_at_the_first_call(tmp_path, capsys):
