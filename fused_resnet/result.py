@@ -21,8 +21,8 @@ class Leaf:
     """A value that a module returns.
 
     Attributes:
-        kind: "result" for a tensor that the layers compute, "input" for an input that is returned as it is, "size" for a
-            size of an input, "constant".
+        kind: "result" for a tensor that the layers compute, "input" for an input that is returned as it is, "size" for
+            a size of an input, "constant".
         value: The position among the network's results or inputs; the position of the input and the dimension; or the
             constant.
     """
@@ -53,9 +53,8 @@ class Result:
 
     def __str__(self) -> str:
         words = {"result": "a tensor", "input": "an input", "size": "a size"}
-        return str(
-            tree_unflatten([_Word(words.get(leaf.kind, repr(leaf.value))) for leaf in self.leaves], self.structure)
-        )
+        values = [_Word(words.get(leaf.kind, repr(leaf.value))) for leaf in self.leaves]
+        return str(tree_unflatten(values, self.structure))
 
     def contain(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> Any:
         """Return what the module returns, for its inputs and the tensors that the layers computed."""
@@ -86,26 +85,25 @@ def joint(found: Sequence[tuple[Shapes, Result]]) -> Result | None:
         return None
     leaves = []
     for place, leaf in enumerate(first.leaves):
-        if any(one.leaves[place] != leaf for _, one in others):
-            values = [one.leaves[place].value for _, one in found if one.leaves[place].kind == "constant"]
-            shapes = [shapes for shapes, _ in found]
-            sizes = _sizes(shapes, values) if len(values) == len(found) else []
-            if not sizes:
-                return None
-            leaf = Leaf("size", sizes[0])
-        leaves.append(leaf)
+        given = [(shapes, one.leaves[place]) for shapes, one in found]
+        same = all(other == leaf for _, other in given)
+        sizes = [] if same or any(other.kind != "constant" for _, other in given) else _sizes(given)
+        if not (same or sizes):
+            return None
+        leaves.append(leaf if same else Leaf("size", sizes[0]))
     return replace(found[-1][1], leaves=tuple(leaves))
 
 
-def _sizes(shapes: Sequence[Shapes], values: Sequence[Any]) -> list[tuple[int, int]]:
-    """Return the inputs and dimensions whose sizes are these numbers, for all shapes of the inputs."""
-    places = [(place, dimension) for place, shape in enumerate(shapes[0]) for dimension in range(len(shape))]
+def _sizes(given: Sequence[tuple[Shapes, Leaf]]) -> list[tuple[int, int]]:
+    """Return the inputs and dimensions whose sizes are the numbers that were returned for these shapes."""
+    first, _ = given[0]
+    places = [(place, dimension) for place, shape in enumerate(first) for dimension in range(len(shape))]
     return [
         (place, dimension)
         for place, dimension in places
         if all(
-            type(value) is int and dimension < len(each[place]) and each[place][dimension] == value
-            for each, value in zip(shapes, values, strict=True)
+            type(leaf.value) is int and tuple(shapes[place][dimension : dimension + 1]) == (leaf.value,)
+            for shapes, leaf in given
         )
     ]
 
