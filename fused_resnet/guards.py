@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from autotune.core import CaptureError
@@ -102,12 +103,13 @@ def guards(model: nn.Module) -> Guards:
     return _Search(model).found
 
 
-def stateless(model: nn.Module, trace: Callable[[], T]) -> T:
+def stateless(model: nn.Module, trace: Callable[[], T], call: Callable[[], object]) -> T:
     """Trace a module, after which its attributes are what they were, and check that its forward changes no state.
 
     Args:
         model: The module.
         trace: Traces it, which calls its forward once.
+        call: Calls it with random inputs, others at each call.
 
     Returns:
         The result of `trace`.
@@ -128,6 +130,10 @@ def stateless(model: nn.Module, trace: Callable[[], T]) -> T:
         finally:
             for read in removed:
                 read.owner[read.key] = read.value
+    elif changed and all(map(_is_added, changed)):
+        _remove(changed)  # what tracing made
+        if _are_memos(model, changed, call):
+            return result
     if changed:
         raise CaptureError(
             f"forward changes {changed[0].name}, and a captured network changes no state: "
@@ -140,6 +146,50 @@ def _is_removable(model: nn.Module, read: Read) -> bool:
     """Return whether a value is an attribute of a module alone: without it, the module has no attribute of the name."""
     kinds = [type(module) for module in model.modules() if vars(module) is read.owner]
     return read.value is not ABSENT and bool(kinds) and not any(hasattr(kind, read.key) for kind in kinds)
+
+
+def _is_added(read: Read) -> bool:
+    """Return whether a value is a new item of a dictionary that holds no module's attributes."""
+    return read.value is ABSENT and isinstance(read.owner, dict) and not read.of_module
+
+
+def _remove(added: Sequence[Read]) -> None:
+    for read in added:
+        read.owner.pop(read.key, None)
+
+
+def _are_memos(model: nn.Module, added: Sequence[Read], call: Callable[[], object]) -> bool:
+    """Return whether new items of dictionaries hold what forward would compute again, whatever its inputs.
+
+    Such items are set by the first call, left alone by the next one, and have the same values where they are removed
+    before a call. The items do not exist before nor afterwards.
+    """
+
+    def values() -> list[Any]:
+        return [read.owner.get(read.key, ABSENT) for read in added]
+
+    def versions() -> list[int]:
+        return [value._version for value in values() if isinstance(value, torch.Tensor)]
+
+    try:
+        call()
+        before, version, found = values(), versions(), guards(model)
+        call()
+        if found.changed_data() or versions() != version:
+            return False
+        _remove(added)
+        call()
+        return all(map(_are_equal, before, values()))
+    except Exception:  # forward may raise anything without the inputs that it expects
+        return False
+    finally:
+        _remove(added)
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.shape == other.shape and torch.equal(one, other)
+    return type(one) is type(other) and bool(one == other)
 
 
 def _traced(model: nn.Module, trace: Callable[[], T]) -> tuple[T, list[Read]]:
@@ -201,6 +251,8 @@ class _Search:
         value = vars(module)[name]
         if name in _OF_MODULES or isinstance(value, nn.Module) or name in _recomputed(module):
             return
+        if name.startswith("_") and _package(type(module).__module__) == "torch":
+            return  # torch's modules compute such attributes from their others, as an LSTM its list of weights
         self._add(called, vars(module), name, value, of_module=True)
         if self._is_searched(type(module).__module__):
             self._inside(called, value, 2)

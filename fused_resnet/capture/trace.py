@@ -137,11 +137,16 @@ def _export(
             except Exception:
                 raise _failure(model, signature, error) from error
 
+    def call() -> None:
+        given = [torch.randn_like(one) if one.is_floating_point() else torch.zeros_like(one) for one in tensors]
+        positional, named = put_together(signature.arguments, given)
+        model(*positional, **named)
+
     token = tracing.set(True)
     try:
         with warnings.catch_warnings(), torch.no_grad(), _own_export_state():
             warnings.simplefilter("ignore")
-            return stateless(model, export)
+            return stateless(model, export, call)
     finally:
         tracing.reset(token)
 
