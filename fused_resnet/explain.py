@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from autotune.core import ceil_div, device_name, format_bytes
 from autotune.ir import Problem, limit_us, with_batch
 from autotune.runtime import BoundLayer, ExecutionContext, batches
-from fused_resnet.text_table import format_table, number, percent, shortened
+from fused_resnet.text_table import end_of, format_table, number, percent, shortened
 from tuning_db.protocols import Database, Device
 
 
@@ -74,7 +74,7 @@ class Explanation:
         lines: list[tuple[str, ...]] = [("layer", "in", "kernel", "from", "us", "loss <=", "of limit")]
         lines += [
             (
-                shortened(row.layer, name),
+                end_of(row.layer, name),
                 row.dtype,
                 shortened(row.kernel.split()[0], kernel),
                 shortened(row.source, 12),
@@ -88,6 +88,8 @@ class Explanation:
         if not mixed:
             lines = [line[:1] + line[2:] for line in lines]
         table = format_table(lines, left=range(4 if mixed else 3))
+        if not any(row.expected_us for row in self.rows):
+            table.append("nothing is tuned for such inputs: fused_resnet.tune or scripts/tune.py does")
         if self.network_us is not None:
             table.append(f"the whole network, timed as one: {self.network_us:.1f} us")
         table += textwrap.wrap(self._kept_layers(), 80) if self.kept else []

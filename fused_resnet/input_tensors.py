@@ -29,7 +29,7 @@ def autocast(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def check_input(module: nn.Module, x: torch.Tensor) -> None:
-    """Check that the input is on the module's device and, in floating point, in its dtype.
+    """Check that the input is on the module's device and, in floating point, in its dtype, which has kernels.
 
     Raises:
         InputError: It is not.
@@ -37,6 +37,10 @@ def check_input(module: nn.Module, x: torch.Tensor) -> None:
     weight = _first_weight(module, x)
     if x.device != weight.device:
         raise InputError(f"the input is on {x.device} and the module on {weight.device}: move one with .to()")
+    if x.dtype == weight.dtype == torch.float64:
+        raise InputError("the module is torch.float64, for which there are no kernels: convert it with .float()")
+    if x.is_sparse:
+        raise InputError("the input is sparse, and kernels read dense tensors: convert it with .to_dense()")
     if x.dtype != weight.dtype and x.is_floating_point():
         raise InputError(f"the input is {x.dtype} and the module {weight.dtype}: convert one with .to()")
 

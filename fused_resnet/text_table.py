@@ -34,3 +34,8 @@ def percent(value: float | None) -> str:
 def shortened(text: str, width: int) -> str:
     """Return a text of at most some characters; the last one stands for what is cut off."""
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def end_of(path: str, width: int) -> str:
+    """Return the end of a path of at most some characters: the beginning is the same for many layers."""
+    return path if len(path) <= width else "…" + path[1 - width :]

@@ -40,7 +40,8 @@ def change_nothing_in_place(exported: torch.export.ExportedProgram | TracedGraph
         if root.op == "placeholder" and root.name not in signature.user_inputs and target not in copies:
             key = {**signature.inputs_to_buffers, **signature.inputs_to_parameters}.get(root.name, root.name)
             raise CaptureError(
-                f"{path(node) or 'the model'}: forward changes '{key}', and a captured network changes no state"
+                f"{path(node) or 'the model'}: forward changes '{key}', and a captured network changes no state: "
+                "keep such state outside forward"
             )
         others = [other for other in (root, *roots) if roots.get(other, other) is root and other is not target]
         if any(place[b] < place[node] < place[user] for b in others for user in b.users if b is not node):

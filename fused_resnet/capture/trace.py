@@ -7,6 +7,7 @@ torch.export makes the graph; if it fails, on the result of torch.fx's tracer. O
 from __future__ import annotations
 
 import copy
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -167,6 +168,11 @@ def _own_export_state() -> Iterator[None]:
 
 
 def _failure(model: nn.Module, signature: Signature, error: Exception) -> CaptureError:
+    if (unknown := re.search(r"Found <class '([\w.<>]+)'> in output", str(error))) is not None:
+        return CaptureError(
+            f"the model ({type(model).__name__}) returns a {unknown[1]}: return tensors, numbers, texts, and tuples, "
+            "lists and dictionaries of these, or register a dataclass by torch.export.register_dataclass"
+        )
     return CaptureError(
         f"{_where(model, error.__traceback__)} cannot be traced for {signature}: {in_one_line(error)}. "
         "Its forward must take such inputs, and its control flow may depend on shapes only, not on values of tensors"

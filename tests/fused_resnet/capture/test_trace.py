@@ -1,6 +1,7 @@
 """What cannot be captured is refused with the path of the submodule and what to do."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -24,6 +25,11 @@ class Part(nn.Module):
 
     def forward(self, x):
         return self.function(self, x)
+
+
+@dataclasses.dataclass
+class Unregistered:
+    logits: torch.Tensor
 
 
 def with_part(function):
@@ -65,6 +71,7 @@ def switches(m, x):
         (lambda m, x: x[x > 0], r"1\.1 calls aten\.index\.Tensor: the size of its result depends on values"),
         (lambda m, x: torch.unique(x), r"1\.1 calls aten\._unique2\.default: the size of its result depends"),
         (lambda m, x: None, "the model returns no tensor"),
+        (lambda m, x: Unregistered(x), r"returns a .*Unregistered: .*or register a dataclass by torch\.export\."),
     ],
 )
 def test_what_a_forward_may_not_do(function, said):
@@ -87,6 +94,8 @@ def test_modes_devices_and_dtypes(empty_db):
         FusedResNet.from_model(model, empty_db)
     with pytest.raises(CaptureError, match=r"the model is in torch\.float32 and the input in torch\.float16"):
         capture(ResNet("basic").eval(), SHAPE, "f16")
+    with pytest.raises(InputError, match=r"torch\.float64, for which there are no kernels: .* \.float\(\)"):
+        FusedResNet.from_model(ResNet("basic").eval().double(), empty_db)(images(1).double())
 
 
 def test_shapes_that_do_not_fit_name_the_layer(empty_db):
