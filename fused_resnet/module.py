@@ -15,7 +15,7 @@ from autotune.ir import TENSOR_DTYPES, Network
 from autotune.libraries import inductor
 from autotune.runtime import ExecutionContext, NetworkPlan
 from fused_resnet import torch_op
-from fused_resnet.arguments import ONE_TENSOR, Signature, positions, take_apart
+from fused_resnet.arguments import ONE_TENSOR, Signature, check_arguments, positions, take_apart
 from fused_resnet.call_cache import CallCache, is_contiguous
 from fused_resnet.input_tensors import autocast, check_input, current_stream
 from fused_resnet.model_source import Captured, ModelSource, Named
@@ -253,7 +253,11 @@ class FusedResNet(nn.Module):
         if self.training:
             result = self._training(inputs)(*args, **kwargs)
             return result if out is None else out.copy_(result)
-        if any(map(torch_op.is_traced, inputs)):
+        is_traced = any(map(torch_op.is_traced, inputs))
+        if not (is_traced or all(x.numel() for x in inputs)):
+            result = self._without_elements(inputs, args, kwargs)
+            return result if out is None else out.copy_(result)
+        if is_traced:
             results = torch_op.call([autocast(self, x) for x in inputs], self._number, arguments)
         else:
             results = self.run(inputs, arguments, out)
@@ -264,6 +268,14 @@ class FusedResNet(nn.Module):
         return self._finish(
             inputs, arguments, [out if results[0] is out else out.copy_(results[0])], torch.channels_last
         )
+
+    def _without_elements(self, inputs: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return what the plain network returns for an empty batch, which no kernel computes."""
+        check_arguments(self._plain, take_apart(self._positions, args, kwargs)[0])
+        for x in inputs:
+            check_input(self, x)
+        with torch.no_grad():
+            return self._plain(*args, **kwargs)
 
     def train(self, mode: bool = True) -> FusedResNet:
         """Set the mode of this module and its submodules, which are those of the plain network; return this module."""

@@ -102,9 +102,17 @@ def test_shapes_that_do_not_fit_name_the_layer(empty_db):
     network = FusedResNet.from_model(ResNet("basic").eval(), empty_db)
     with pytest.raises(CaptureError, match=r"conv1 \(Conv2d\) cannot be traced for an input of \(2, 5, 32, 32\)"):
         network(torch.randn(2, 5, 32, 32))
-    with pytest.raises(InputError, match="must have at least one dimension and one element"):
-        network(torch.randn(0, 3, 32, 32))
     assert network(images(1)).shape == (1, 10)
+
+
+def test_an_empty_batch_runs_on_the_plain_network(empty_db):
+    model = ResNet("basic").eval()
+    network, x = FusedResNet.from_model(model, empty_db), torch.randn(0, 3, 32, 32)
+    assert network(x).shape == (0, 10) and not network(x).requires_grad
+    out = torch.empty(0, 10)
+    assert network(x, out=out) is out
+    with pytest.raises(InputError, match=r"the input is torch\.float16"):
+        network(x.half())
 
 
 def test_normalisation_by_the_batch_itself_stays_torchs(empty_db):
