@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from autotune.core import CaptureError
 from autotune.ir import TENSOR_DTYPES, Network
 from autotune.libraries import inductor
 from autotune.runtime import ExecutionContext, NetworkPlan
@@ -163,8 +164,7 @@ class FusedResNet(nn.Module):
             InputError: `precision` and `calibration` do not fit together or do not fit the module.
             UnknownNameError: There is no precision of this name.
         """
-        plain = model._plain if isinstance(model, FusedResNet) else model
-        source = Captured.of(plain, replace or {}, name, precision, calibration)
+        source = Captured.of(plain_of(model), replace or {}, name, precision, calibration)
         return cls(
             tuning_db,
             source,
@@ -532,6 +532,20 @@ class FusedResNet(nn.Module):
         restore: Callable[[dict[str, Any]], None] = super().__setstate__
         restore(state)
         self._begin()
+
+
+def plain_of(model: Any) -> Any:
+    """Return the plain network of a FusedResNet, and anything else as it is.
+
+    Raises:
+        CaptureError: A part of the model is a FusedResNet.
+    """
+    if isinstance(model, FusedResNet):
+        return model._plain
+    for name, part in model.named_modules() if isinstance(model, nn.Module) else ():
+        if isinstance(part, FusedResNet):
+            raise CaptureError(f"'{name}' is a FusedResNet: give the model with the module that it was made from")
+    return model
 
 
 def _defines(module: nn.Module, name: str) -> bool:

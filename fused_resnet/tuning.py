@@ -15,7 +15,7 @@ from torch import nn
 from autotune.core import Deadline, paths, seconds_of
 from autotune.ir import Network, Problem
 from fused_resnet.model_source import Captured
-from fused_resnet.module import FusedResNet
+from fused_resnet.module import FusedResNet, plain_of
 from fused_resnet.torch_op import InputError
 from tuning_db import public_keys
 from tuning_db.location import is_address, is_remote
@@ -109,8 +109,7 @@ def tune(
     if not inputs or not all(isinstance(one, torch.Tensor) for one in inputs):
         raise InputError("example_inputs holds no tensor, or something else: give a tensor or a tuple of tensors")
     where = database(tuning_db)
-    plain = model._plain if isinstance(model, FusedResNet) else model
-    source = Captured.of(plain, replace or {}, name, precision, calibration)
+    source = Captured.of(plain_of(model), replace or {}, name, precision, calibration)
     create(where)
     fused = FusedResNet(where, source, graph=graph, plans=plans, memory_format=memory_format)
     tune_missing(fused.network(*inputs), inputs[0].device, where, limits)

@@ -105,6 +105,13 @@ def test_shapes_that_do_not_fit_name_the_layer(empty_db):
     assert network(images(1)).shape == (1, 10)
 
 
+def test_a_part_that_is_a_network_of_ours_is_named(empty_db):
+    part = FusedResNet.from_model(nn.Conv2d(3, 8, 1).eval(), empty_db)
+    with pytest.raises(CaptureError, match=r"'1' is a FusedResNet: give the model with the module"):
+        FusedResNet.from_model(nn.Sequential(nn.ReLU(), part).eval(), empty_db)
+    assert FusedResNet.from_model(part, empty_db)(images(2)).shape == (2, 8, 32, 32)
+
+
 def test_an_empty_batch_runs_on_the_plain_network(empty_db):
     model = ResNet("basic").eval()
     network, x = FusedResNet.from_model(model, empty_db), torch.randn(0, 3, 32, 32)
