@@ -89,7 +89,7 @@ def unlift(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Unlif
         if not isinstance(example, torch.Tensor):
             continue
         if _STATE.search(source):
-            name = ".".join(_tokens(source)[len(_tokens(root)) :])
+            name = ".".join(map(_attribute, _tokens(source)[len(_tokens(root)) :]))
             states[name], tensors[name] = position, example
             with graph.inserting_before(place):
                 place.replace_all_uses_with(graph.get_attr(name))
@@ -165,6 +165,11 @@ def _tokens(source: str) -> list[str]:
     """Return the names in an expression without those of nn.Module's dictionaries."""
     names = ["".join(found) for found in _TOKEN.findall(source)]
     return [name for name in names if name not in ("_modules", "_parameters", "_buffers")]
+
+
+def _attribute(name: str) -> str:
+    """Return a name that a module can have for a part or tensor: a key such as "cpu" is that of a method."""
+    return f"{name}_" if hasattr(nn.Module, name) else name
 
 
 def _root(sources: Sequence[str]) -> str:

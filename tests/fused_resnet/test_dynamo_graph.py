@@ -62,6 +62,28 @@ def test_parameters_have_the_names_of_the_model():
     assert [node.name for node in unlifted.module.graph.nodes if node.op == "placeholder"] == ["x"]
 
 
+class Cached(nn.Module):
+    """Keeps a tensor for each device in a dictionary, whose keys are methods of a module."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.cache = nn.Linear(4, 4), {}
+
+    def forward(self, x):
+        if x.device.type not in self.cache:
+            self.cache[x.device.type] = self.linear.bias.detach() * 2
+        return self.linear(x) + self.cache[x.device.type]
+
+
+def test_a_tensor_whose_name_is_a_method_is_one_of_the_modules():
+    model = nn.Sequential(Cached()).eval()
+    x = torch.rand(3, 4)
+    expected = model(x)  # fills the dictionary
+    ((unlifted, _),) = graphs(model, [x])
+    assert "0.cache.cpu_" in unlifted.states
+    assert torch.equal(unlifted.module(x), expected)
+
+
 def test_dynamic_sizes_are_those_of_the_input():
     model = Model().eval()
     _, (unlifted, _) = graphs(model, [torch.rand(3, 4)], [torch.rand(5, 4)])
