@@ -14,14 +14,14 @@ from autotune.ir.problem.fields import NonNegativePair, Pair
 from autotune.ir.problem.images import Images, as_nchw, as_nhwc
 from autotune.ir.problem.operators.convolution import Convolution
 from autotune.ir.problem.registry import register
-from autotune.ir.problem.window import output_extent
+from autotune.ir.problem.window import Windowed
 
 _CONV = Epilogue(("conv",))
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class ExpandDepthwise(Images):
+class ExpandDepthwise(Windowed, Images):
     """A 1x1 convolution and the depthwise convolution that reads its result, as in MobileNetV2 and EfficientNet.
 
     x (n, h, w, c) is convolved with weight1 (k, c, 1, 1). In the epilogue, the step `conv` stands where the value so
@@ -49,16 +49,6 @@ class ExpandDepthwise(Images):
     def groups(self) -> int:
         """Return those of the second convolution: one for each channel."""
         return self.k
-
-    @property
-    def p(self) -> int:
-        """Return the output height."""
-        return output_extent(self.h, self.r, self.stride[0], self.pad[0])
-
-    @property
-    def q(self) -> int:
-        """Return the output width."""
-        return output_extent(self.w, self.s, self.stride[1], self.pad[1])
 
     @property
     def output_shape(self) -> tuple[int, ...]:

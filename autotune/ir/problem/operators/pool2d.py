@@ -9,11 +9,11 @@ from autotune.core import ProblemError
 from autotune.ir.problem.base import Operand
 from autotune.ir.problem.fields import NonNegative, NonNegativePair, Pair
 from autotune.ir.problem.images import Images
-from autotune.ir.problem.window import output_extent
+from autotune.ir.problem.window import Windowed, output_extent
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pool2d(Images):
+class Pool2d(Windowed, Images):
     """A pool with a window that slides over x (n, h, w, c) and makes y (n, p, q, c)."""
 
     sizes: ClassVar[str] = "n h w c r s p q stride_h stride_w pad_h pad_w"
@@ -29,16 +29,6 @@ class Pool2d(Images):
             raise ProblemError(f"'{self}': the padding must be at most half the window")
         if min(self.p, self.q) < 1:
             raise ProblemError(f"'{self}': the window is larger than the padded input")
-
-    @property
-    def p(self) -> int:
-        """Return the output height."""
-        return output_extent(self.h, self.r, self.stride[0], self.pad[0])
-
-    @property
-    def q(self) -> int:
-        """Return the output width."""
-        return output_extent(self.w, self.s, self.stride[1], self.pad[1])
 
     @property
     def output_shape(self) -> tuple[int, ...]:
