@@ -49,6 +49,7 @@ COMMANDS = {
         "stress": ("checks.stress", "call one FusedResNet from several threads"),
         "tamper": ("checks.tamper", "run a network from databases that were changed"),
         "timing-mistakes": ("checks.timing_mistakes", "show common mistakes in timing a GPU"),
+        "timm-networks": ("checks.timm_networks", "compare networks of timm with torch"),
     },
 }
 """Heading -> subcommand -> (module below autotune_cli, line of `autotune --help`)."""

@@ -77,6 +77,7 @@ ENDS = {
     "stress": ["--db", "text.db"],
     "tamper": ["--db", "text.db"],
     "timing-mistakes": [],
+    "timm-networks": ["--db", "text.db"],
 }
 
 MODEL = """
