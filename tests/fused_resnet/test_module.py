@@ -37,6 +37,7 @@ def net(tuned_db):
 # -- right -------------------------------------------------------------------
 
 
+@pytest.mark.daily(5)
 @pytest.mark.process
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("n", [1, 3, 8, 128])

@@ -105,6 +105,7 @@ def with_norms_db(tmp_path_factory):
     return path
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("inductor", ["0", "1"])
 def test_convolutions_compute_parts_of_the_norms_beside_them(with_norms_db, solved, monkeypatch, inductor):
     monkeypatch.setenv("AUTOTUNE_INDUCTOR", inductor)

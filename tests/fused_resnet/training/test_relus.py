@@ -66,6 +66,7 @@ def chains(solved):
     return sorted(chain for text in solved if (chain := str(parse(text).epilogue)) != "none")
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("inductor", ["0", "1"])
 def test_convolutions_compute_the_relus_around_them(tuned, tmp_path, solved, monkeypatch, inductor):
     monkeypatch.setenv("AUTOTUNE_INDUCTOR", inductor)

@@ -39,6 +39,7 @@ def calls(rows, *, on_kernels=True):
     return Counter(row.problem for row in rows if (row.kernel != TORCH) == on_kernels for _ in range(row.calls))
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(("kind", "fixture"), [(Small, "step_db"), (Normed, "norms_db")])
 @pytest.mark.parametrize("of_input", [False, True])
 def test_rows_are_the_problems_that_a_step_solves(kind, fixture, of_input, solved, request):
