@@ -20,17 +20,26 @@ def inline_inert_regions(root: nn.Module, graph: fx.Graph) -> None:
     """Replace each inert region of a graph by its operators, the regions inside of it, too.
 
     Args:
-        root: The module that holds the graphs of the regions.
+        root: The module that holds the graphs of the regions, which stay as they are.
         graph: The graph, which is changed.
     """
-    for node in list(graph.nodes):
-        name = getattr(node.target, "__name__", "")
-        if name == _ENTER and not node.args[2]:
+    while (node := next(filter(_is_inert, graph.nodes), None)) is not None:
+        if _name(node) == _ENTER:
             for end in list(node.users):
                 graph.erase_node(end)
             graph.erase_node(node)
-        elif name in _BODIES and not (name == _AUTOCAST and node.args[2]):
-            _inline(root, graph, node, _BODIES[name])
+        else:
+            _inline(root, graph, node, _BODIES[_name(node)])
+
+
+def _name(node: fx.Node) -> str:
+    return getattr(node.target, "__name__", "")
+
+
+def _is_inert(node: fx.Node) -> bool:
+    """Return whether an inert region begins at a node. The third argument of autocast's is whether it is on."""
+    name = _name(node)
+    return not node.args[2] if name in (_AUTOCAST, _ENTER) else name in _BODIES
 
 
 def _inline(root: nn.Module, graph: fx.Graph, node: fx.Node, place: int) -> None:
@@ -39,11 +48,13 @@ def _inline(root: nn.Module, graph: fx.Graph, node: fx.Node, place: int) -> None
     assert isinstance(body, fx.Node)
     module = root.get_submodule(str(body.target))
     assert isinstance(module, fx.GraphModule)
-    inline_inert_regions(module, module.graph)
     places = [one for one in module.graph.nodes if one.op == "placeholder"]
     copied: dict[fx.Node, Any] = dict(zip(places, node.args[place + 1 :], strict=True))
     with graph.inserting_before(node):
         results: Any = graph.graph_copy(module.graph, copied)
+    for before, now in copied.items():
+        if before.op == "get_attr":
+            now.target = f"{body.target}.{before.target}"
     if isinstance(results, fx.Node):
         node.replace_all_uses_with(results)
     else:
