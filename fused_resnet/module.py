@@ -16,7 +16,7 @@ from autotune.ir import TENSOR_DTYPES, Network
 from autotune.libraries import inductor
 from autotune.runtime import ExecutionContext, NetworkPlan
 from fused_resnet import torch_op
-from fused_resnet.arguments import ONE_TENSOR, Signature, check_arguments, positions, take_apart
+from fused_resnet.arguments import ONE_TENSOR, Signature, check_arguments, positions, put_together, take_apart
 from fused_resnet.call_cache import CallCache, is_contiguous
 from fused_resnet.input_tensors import autocast, check_input, current_stream
 from fused_resnet.model_source import Captured, ModelSource, Named
@@ -253,14 +253,13 @@ class FusedResNet(nn.Module):
         if self.training:
             result = self._training(inputs)(*args, **kwargs)
             return result if out is None else out.copy_(result)
-        is_traced = any(map(torch_op.is_traced, inputs))
-        if not (is_traced or all(x.numel() for x in inputs)):
-            result = self._without_elements(inputs, args, kwargs)
-            return result if out is None else out.copy_(result)
-        if is_traced:
+        if any(map(torch_op.is_traced, inputs)):
             results = torch_op.call([autocast(self, x) for x in inputs], self._number, arguments)
-        else:
+        elif all(x.numel() for x in inputs):
             results = self.run(inputs, arguments, out)
+        else:
+            result = self._without_elements(inputs, arguments)
+            return result if out is None else out.copy_(result)
         if out is None:
             return self._finish(inputs, arguments, results, memory_format or self.memory_format)
         if len(results) != 1:
@@ -269,11 +268,12 @@ class FusedResNet(nn.Module):
             inputs, arguments, [out if results[0] is out else out.copy_(results[0])], torch.channels_last
         )
 
-    def _without_elements(self, inputs: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _without_elements(self, inputs: Sequence[torch.Tensor], arguments: str) -> Any:
         """Return what the plain network returns for an empty batch, which no kernel computes."""
-        check_arguments(self._plain, take_apart(self._positions, args, kwargs)[0])
+        check_arguments(self._plain, arguments)
         for x in inputs:
             check_input(self, x)
+        args, kwargs = put_together(arguments, inputs)
         with torch.no_grad():
             return self._plain(*args, **kwargs)
 
@@ -542,7 +542,8 @@ def plain_of(model: Any) -> Any:
     """
     if isinstance(model, FusedResNet):
         return model._plain
-    for name, part in model.named_modules() if isinstance(model, nn.Module) else ():
+    parts = model.named_modules() if isinstance(model, nn.Module) else ()
+    for name, part in parts:
         if isinstance(part, FusedResNet):
             raise CaptureError(f"'{name}' is a FusedResNet: give the model with the module that it was made from")
     return model
