@@ -85,9 +85,9 @@ def test_the_shortest_name_of_each_family_is_chosen():
         create_model=lambda name: nn.Linear(kinds[name][1], 1, bias=False),
         models=SimpleNamespace(model_entrypoint=entries.__getitem__),
     )
-    assert [(one.name, one.family) for one, _ in chosen(timm, [], 50)] == [("net", "net"), ("wide_small", "wide")]
-    assert [one.name for one, _ in chosen(timm, ["net*"], 50)] == ["net", "net_large"]
-    assert [make().in_features for _, make in chosen(timm, ["wide*"], 200)] == [99, 7]
+    assert [(one.name, one.family) for one in chosen(timm, [], 50)] == [("net", "net"), ("wide_small", "wide")]
+    assert [one.name for one in chosen(timm, ["net*"], 50)] == ["net", "net_large"]
+    assert [timm.create_model(one.name).in_features for one in chosen(timm, ["wide*"], 200)] == [99, 7]
 
 
 def test_without_timm_one_sentence_says_so(monkeypatch):

@@ -21,7 +21,6 @@ import argparse
 import copy
 import dataclasses
 import math
-import tempfile
 import time
 import traceback
 import warnings
@@ -37,11 +36,12 @@ from autotune.ir import TorchCall
 from autotune.measure import stream_of
 from autotune.runtime import ExecutionContext, NetworkPlan
 from autotune_cli import record
+from autotune_cli.checks.empty_database import given_or_empty
 from autotune_cli.checks.random_networks import BLOCKS, draw
 from autotune_cli.command_line import add_device, output, positive, torch_device
 from fused_resnet import FusedResNet
 from fused_resnet.module_state import module_state
-from tuning_db import Store, reader
+from tuning_db import reader
 
 FACTOR = 8.0
 """A result is wrong if its error exceeds FACTOR x the rounding error of torch, plus FLOORS."""
@@ -260,12 +260,7 @@ def _compare(options: argparse.Namespace) -> int:
     if options.problems:
         return _write_problems(seeds, device, options)
     started, outcomes = time.monotonic(), []
-    with tempfile.TemporaryDirectory() as folder:
-        database = options.db or Path(folder, "empty.db")
-        if options.db is None:
-            Store.create(database).close()
-        with reader(database):
-            pass  # a database that cannot be read is an error of the command, not of each network
+    with given_or_empty(options.db) as database:
         for seed in seeds:
             outcomes.append(result := outcome(seed, database, device, options.blocks))
             for deviation in result.wrong:
@@ -292,8 +287,7 @@ def _write_problems(seeds: range, device: torch.device, options: argparse.Namesp
     """Write the problems of all layers and alternatives, one a line."""
     texts: dict[str, None] = {}
     dtype = torch.float16 if device.type == "cuda" else torch.float32
-    with tempfile.TemporaryDirectory() as folder:
-        Store.create(database := Path(folder, "empty.db")).close()
+    with given_or_empty(None) as database:
         for seed in seeds:
             model, x = draw(seed, options.blocks)
             network = FusedResNet.from_model(model.to(dtype), database).network(x.to(dtype))

@@ -18,10 +18,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import fnmatch
-import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,11 +30,11 @@ from torch import nn
 
 from autotune.core import AutotuneError
 from autotune_cli import record
+from autotune_cli.checks.empty_database import given_or_empty
 from autotune_cli.checks.random_graphs import allowed_error, exact, relative_error
 from autotune_cli.command_line import add_device, output, positive, torch_device
 from autotune_cli.record import one_line
 from fused_resnet import FusedResNet
-from tuning_db import Store, reader
 
 BATCHES = (2, 3)
 SMALL = 128
@@ -132,8 +131,8 @@ def _takes(model: nn.Module, x: torch.Tensor) -> bool:
         return False
 
 
-def chosen(timm: Any, only: Sequence[str], most: int) -> Iterator[tuple[Outcome, Callable[[], nn.Module]]]:
-    """Yield the name and family of networks of timm, with a function that makes each.
+def chosen(timm: Any, only: Sequence[str], most: int) -> Iterator[Outcome]:
+    """Yield the names and families of networks of timm.
 
     Args:
         timm: The package.
@@ -149,7 +148,7 @@ def chosen(timm: Any, only: Sequence[str], most: int) -> Iterator[tuple[Outcome,
             with torch.device("meta"):
                 size = sum(parameter.numel() for parameter in timm.create_model(name).parameters())
             if size <= most:
-                yield Outcome(name, family), lambda name=name: timm.create_model(name)  # type: ignore[misc]
+                yield Outcome(name, family)
                 if not only:
                     break
 
@@ -173,19 +172,13 @@ def main(options: argparse.Namespace) -> int:
         raise AutotuneError("timm is not installed: pip install timm") from error
     device, started, outcomes = torch_device(options.device), time.monotonic(), list[Outcome]()
     warnings.filterwarnings("ignore", message=".*is not tuned")
-    with tempfile.TemporaryDirectory() as folder:
-        database = options.db or Path(folder, "empty.db")
-        if options.db is None:
-            Store.create(database).close()
-        with reader(database):
-            pass  # a database that cannot be read is an error of the command, not of each network
-        for about, make in chosen(timm, options.only, options.most * 10**6):
+    with given_or_empty(options.db) as database:
+        for about in chosen(timm, options.only, options.most * 10**6):
             torch.manual_seed(0)
-            model = with_random_statistics(make())
-            config: Any = model.default_cfg
-            own = tuple(config["input_size"])
+            model = timm.create_model(about.name)
+            own = tuple(model.default_cfg["input_size"])
             shapes = list(dict.fromkeys(((own[0], min(SMALL, own[1]), min(SMALL, own[2])), own)))
-            outcomes.append(found := outcome(about, model, shapes, database, device))
+            outcomes.append(found := outcome(about, with_random_statistics(model), shapes, database, device))
             print(_line(found), flush=True)
     wrong = [one for one in outcomes if not one.is_right]
     if options.json:
