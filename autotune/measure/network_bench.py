@@ -2,10 +2,15 @@
 
 Inside a network a kernel finds other data in the caches and runs between other kernels than when it is timed alone, so
 the fastest kernel alone need not be the fastest one in the network.
+
+It also runs beside other kernels: those that do not depend on each other run at the same time, and a kernel may start
+while the one before it ends. So a plan can be wrong although each of its kernels is right. The fastest plan of a
+comparison is therefore run once more, and has to compute the same bits as its kernels one after the other.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +21,7 @@ from autotune.measure.device_turn import turn
 from autotune.measure.interleaving import interleave
 from autotune.measure.nvml import Monitor
 from autotune.measure.result import Result, timed
-from autotune.measure.timers import replay_sampler
+from autotune.measure.timers import replay_sampler, stream_of
 from autotune.measure.verify import random_tensor
 from autotune.runtime import (
     BoundLayer,
@@ -31,6 +36,11 @@ from autotune.runtime import (
     make_graph,
     make_runs,
 )
+
+_CHECKS = 2
+"""Runs of a plan that have to give the same bits."""
+_NAN_BYTE = 0xFF
+"""A floating-point number of such bytes is NaN."""
 
 
 @dataclass(frozen=True)
@@ -72,15 +82,52 @@ class NetworkBench:
                     self._callers[layer.buffers[operand.name]] = random_tensor(operand, generator)
             self._state |= dict.fromkeys(layer.scalars, torch.full((1,), 0.5))
         self._bound: dict[str, BoundLayer] = {}
+        self._checked: set[tuple[str, ...]] = set()
         self._monitor = Monitor(device)
 
     def compare(self, plans: Sequence[Sequence[LayerAssignment]], rounds: int) -> list[Result]:
-        """Time several plans, each with one assignment for each layer in order, in interleaved rounds."""
-        replays = [self._replay([self._bind(one) for one in plan]) for plan in plans]
+        """Time several plans, each with one assignment for each layer in order, in interleaved rounds.
+
+        Returns:
+            A result for each plan. That of the fastest plan is "wrong" if the plan computes other bits than its kernels
+            one after the other.
+        """
+        bound = [[self._bind(one) for one in plan] for plan in plans]
+        replays = [self._replay(layers) for layers in bound]
         with turn(self.device):
             samplers = [replay_sampler(replay, self.device) for replay in replays]
             taken = interleave(samplers, rounds, self._monitor.slowed)
-        return [timed(samples) for samples in taken.samples]
+        results = [timed(samples) for samples in taken.samples]
+        best = min(range(len(plans)), key=lambda i: results[i].median_us or math.inf)
+        key = tuple(map(str, plans[best]))
+        if key not in self._checked and all(layer.step.kernel for layer in bound[best]):
+            if not self._repeats(bound[best], replays[best]):
+                results[best] = Result("wrong", "the kernels compute another result together than one after the other")
+            else:
+                self._checked.add(key)
+        return results
+
+    def _repeats(self, bound: Sequence[BoundLayer], replay: Callable[[], None]) -> bool:
+        """Return whether runs of the network give the bits that its kernels give one after the other.
+
+        All tensors that a run writes hold NaN before it. Kernels are deterministic: those that are not fail alone.
+        """
+        slots, stream = list(self._callers.values()), stream_of(self.device)
+        made = slots[len(self.network.inputs) :]
+        written = [*made, *(one for one in self._buffers.values() if isinstance(one, torch.Tensor))]
+
+        def one_by_one() -> None:
+            for layer in bound:
+                layer.step.run(stream, slots)
+
+        def outcome(run: Callable[[], None]) -> list[torch.Tensor]:
+            for tensor in written:
+                _bytes(tensor).fill_(_NAN_BYTE)
+            run()
+            return [_bytes(result).clone() for result in made]
+
+        expected = outcome(one_by_one)
+        return all(all(map(torch.equal, expected, outcome(replay))) for _ in range(_CHECKS))
 
     def _replay(self, bound: Sequence[BoundLayer]) -> Callable[[], None]:
         """Return one run of the network: on a GPU our CUDA graph if all kernels are ours, else one of torch's."""
@@ -101,3 +148,7 @@ class NetworkBench:
             layer = self._layers[assignment.layer]
             self._bound[key] = bind_layer(layer, choice, self._buffers, self._state, self.device)
         return self._bound[key]
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1).view(torch.uint8)

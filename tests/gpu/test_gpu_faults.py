@@ -5,10 +5,12 @@ import pytest
 import torch
 from faults import PROBLEM
 from kernels import tried
+from pool_networks import NETWORK, plan
 
 from autotune.ir import parse
 from autotune.libraries import aten
 from autotune.measure import Timing, Worker
+from autotune.measure.network_bench import NetworkBench
 from autotune.runtime import Candidate
 
 pytestmark = pytest.mark.gpu
@@ -55,6 +57,15 @@ def test_a_good_kernel_after_it_is_still_measured(name, results):
     state = details["state"]
     assert state["sm_mhz"] > 100 and 0 < state["celsius"] < 110 and state["watts"] > 10
     assert isinstance(state["throttle_reasons"], list)
+
+
+def test_a_plan_whose_kernels_are_right_alone_only_is_wrong(faulty):
+    """The second kernel does not wait for the first one, which matters only where they may overlap."""
+    device = torch.device("cuda:0")
+    bench = NetworkBench(NETWORK, device)
+    for overlap, status in [(False, "ok"), (True, "wrong"), (False, "ok")]:
+        [result] = bench.compare([plan(faulty("ends_late"), faulty("good"), overlap)], 3)
+        assert result.status == status, result.error
 
 
 def test_every_way_of_timing_works(faulty):

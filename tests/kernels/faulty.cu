@@ -161,6 +161,14 @@ struct races {  // reads from shared memory what another warp writes, without a 
     if (values[kThreads - 1 - threadIdx.x] < 0.f) output(params)[0] = 0.f;
   }
 };
+struct ends_late {  // correct; lets the next kernel start long before it writes, which must wait for it
+  static AT_DEVICE void run(const Params& params) {
+    at::launch_dependents();
+    for (const long long start = clock64(); clock64() - start < 200000;) {
+    }
+    pool(params);
+  }
+};
 struct diverges {  // the warps meet at two barriers
   static AT_DEVICE void run(const Params& params) {
     if (threadIdx.x < 64) {
@@ -205,6 +213,7 @@ FAULT(keeps_largest)
 FAULT(trusts_workspace)
 FAULT(leaks)
 FAULT(races)
+FAULT(ends_late)
 FAULT(diverges)
 
 extern "C" __global__ void at_refuses(const __grid_constant__ Params params) { good::run(params); }
