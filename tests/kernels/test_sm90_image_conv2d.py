@@ -1,14 +1,14 @@
 """The kernel of small images for Hopper, its own text, run on a CPU."""
 
 import pytest
-from comparison import relative_error
+from comparison import assert_bytes_are_right, relative_error
 from emulator import Emulated
-from kernels import assert_not_serialized, need_compiler, random_inputs
+from kernels import assert_not_serialized, need_compiler, random_inputs, spread_inputs
 from reference import solve
 
 from autotune.core import architecture
 from autotune.families import Kernel, family
-from autotune.ir import Epilogue, parse
+from autotune.ir import BYTE_FORMATS, Epilogue, parse
 
 pytestmark = [pytest.mark.compile, pytest.mark.compile]
 
@@ -53,6 +53,19 @@ CASES = {
         "conv2d_se_skip n=3 h=8 w=8 c=72 k=72 hidden=8 skip_c=136 r=3 s=3 pad=1 dtype=f16 "
         "epilogue=gate,project,add,store",
     ),
+    "bytes": ({}, "conv2d n=9 h=4 w=4 c=144 k=72 r=3 s=3 pad=1 dtype=s8 epilogue=scale,bias,relu,mul_scalar,add"),
+    "bytes, wide tiles, shared weights": (
+        {"tile_n": 128, "peers": 4},
+        "conv2d n=17 h=4 w=4 c=272 k=144 r=3 s=3 pad=1 dtype=s8 epilogue=scale,bias,add,relu,mul_scalar",
+    ),
+    "bytes, stride 2, two owners": (
+        {"stride": 2, "tile_n": 64, "peers": 2},
+        "conv2d n=3 h=16 w=16 c=128 k=80 r=3 s=3 pad=1 stride=2 dtype=s8 epilogue=scale,store,relu",
+    ),
+    "bytes, one pixel, few channels": (
+        {"stride": 2},
+        "conv2d n=70 h=2 w=2 c=48 k=40 r=3 s=3 pad=1 stride=2 dtype=s8 epilogue=scale,bias,silu",
+    ),
 }  # fmt: skip
 
 
@@ -63,12 +76,15 @@ def test_the_kernels_text_computes_the_convolution(case, tmp_path):
     assert FAMILY.why_not_served(problem, SM90) is None and FAMILY.why_unfit(problem, config, SM90) is None
     assert FAMILY.why_illegal(config, SM90, problem.dtype, problem.epilogue) is None
     emulated = Emulated(Kernel.of(FAMILY.name, config, problem.dtype, problem.epilogue, "sm_90"), tmp_path)
-    tensors, scalars = random_inputs(problem)
+    tensors, scalars = (spread_inputs if problem.dtype in BYTE_FORMATS else random_inputs)(problem)
     wanted = solve(problem, tensors, scalars)
     most = max(launch["weight_slots"] for launch in FAMILY.launches(problem, config, SM90))
     for slots, seed in ((2, 0), (most, 1)):  # transfers late, and at once
         found = emulated.run(problem, tensors, scalars, {"weight_slots": slots}, config["peers"], seed)
         for name, value in wanted.items():
+            if problem.dtype in BYTE_FORMATS:
+                assert_bytes_are_right(found[name], value, f"{name}, {slots} slots, seed {seed}")
+                continue
             error = relative_error(found[name], value)
             assert error < {"f16": 1e-3, "bf16": 8e-3}[problem.dtype], f"{name}, {slots} slots, seed {seed}"
 

@@ -1,7 +1,8 @@
-"""3x3 convolution of small images for Hopper, which loads pixels once for all taps; fp16 and bf16, NHWC.
+"""3x3 convolution of small images for Hopper, which loads pixels once for all taps; fp16, bf16 and signed bytes, NHWC.
 
 It solves plain convolutions, those with a folded squeeze-and-excitation, and those with a skip connection's projection
-behind it. A tile is 64 pixels of whole images. See templates/sm90/small_image/conv2d.cuh.
+behind it; of signed bytes, which have int32 sums, only plain ones. A tile is 64 pixels of whole images. See
+templates/sm90/small_image/conv2d.cuh.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from dataclasses import dataclass
 from autotune.core import Architecture, ceil_div
 from autotune.families import se_gate
 from autotune.families.base import Config, Launch, Parameter, Value
-from autotune.families.rules import Rules, first_unmet, require
+from autotune.families.rules import Rules, first_unmet, require, require_no_overflow
 from autotune.families.sm90.conv2d_launches import columns_fit
 from autotune.families.sm90.hopper_family import hopper_family
 from autotune.families.sm90.rates import LOADED_BYTES_A_CYCLE
-from autotune.ir import Conv2d, Conv2dFoldedSe, Conv2dSeSkip, Epilogue, FoldedSe
+from autotune.ir import BYTE_FORMATS, DTYPES, Conv2d, Conv2dFoldedSe, Conv2dSeSkip, Epilogue, FoldedSe
 
-_ROWS, _CHUNK, _TAPS = 64, 64, 9
-_PLANE_BYTES = _ROWS * _CHUNK * 2
+_ROWS, _TAPS = 64, 9
+_ROW_BYTES = 128  # of a pixel's or an output channel's step: 64 channels, or 128 of bytes
+_PLANE_BYTES = _ROWS * _ROW_BYTES
 _GROUPS = 2  # warpgroups that multiply
 _MAX_SUMS = 96  # registers of a thread; others hold operands and the gate's values
 _MAX_SLOTS = 16  # buffers for weights of a warpgroup
@@ -74,20 +76,21 @@ class ImageConvShape:
 
     @property
     def chunk_bytes(self) -> int:
-        """Shared memory of 64 channels of a tile's input."""
+        """Shared memory of a step's channels of a tile's input."""
         return self.stride**2 * _PLANE_BYTES
 
     @property
     def weight_bytes(self) -> int:
         """Shared memory of a step's weights."""
-        return self.columns * _CHUNK * 2
+        return self.columns * _ROW_BYTES
 
 
 def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    return first_unmet(_shape_rules(ImageConvShape.from_config(config), epilogue))
+    return first_unmet(_shape_rules(ImageConvShape.from_config(config), dtype, epilogue))
 
 
-def _shape_rules(x: ImageConvShape, epilogue: Epilogue) -> Rules:
+def _shape_rules(x: ImageConvShape, dtype: str, epilogue: Epilogue) -> Rules:
+    yield require(dtype not in BYTE_FORMATS or "gate" not in epilogue.names, "gates are not computed from bytes")
     yield require((x.hidden > 0) == ("gate" in epilogue.names), "hidden must be more than 0 with a gate, else 0")
     if x.hidden:
         yield from se_gate.folded_epilogue_rules(epilogue)
@@ -112,7 +115,10 @@ def _problem_rules(problem: Solved) -> Rules:
     )
     yield require(pixels <= _ROWS and _ROWS % pixels == 0, f"the pixels of an output image must divide {_ROWS}")
     yield require(problem.groups == 1, "groups must be 1")
-    yield require(problem.c % 8 == 0 and problem.k % 8 == 0, "c and k must be multiples of 8")
+    granule = 16 // DTYPES[problem.dtype].itemsize  # TMA's strides are multiples of 16 bytes
+    channels = "c and k must be multiples of 8" if granule == 8 else f"c must be a multiple of {granule}, and k of 8"
+    yield require(problem.c % granule == 0 and problem.k % 8 == 0, channels)
+    yield require_no_overflow(problem.dtype, _TAPS * problem.c)
     yield require(problem.n * pixels < 2**31, "the output must have fewer than 2^31 pixels")
     if isinstance(problem, FoldedSe):
         yield from se_gate.problem_rules(problem)
@@ -141,8 +147,9 @@ def _tiles(problem: Solved) -> int:
 
 
 def _chunks(problem: Solved) -> tuple[int, int]:
-    """Return the chunks of 64 channels of the input, and of a projection's input."""
-    return ceil_div(problem.c, _CHUNK), ceil_div(problem.skip_c, _CHUNK) if isinstance(problem, Conv2dSeSkip) else 0
+    """Return the steps' chunks of channels of the input, and of a projection's input."""
+    chunk = _ROW_BYTES // DTYPES[problem.dtype].itemsize
+    return ceil_div(problem.c, chunk), ceil_div(problem.skip_c, chunk) if isinstance(problem, Conv2dSeSkip) else 0
 
 
 def _fixed_bytes(problem: Solved, x: ImageConvShape) -> int:
@@ -170,7 +177,7 @@ def _cost(problem: Solved, config: Config, arch: Architecture) -> float:
     rounds = ceil_div(tiles, arch.processors_for(x.peers))
     steps = _TAPS * chunks
     products = steps * max(2 * x.columns, _MIN_STEP_CYCLES)
-    loaded = steps * x.weight_bytes + chunks * x.chunk_bytes + skips * (_PLANE_BYTES + x.n * _CHUNK * 2)
+    loaded = steps * x.weight_bytes + chunks * x.chunk_bytes + skips * (_PLANE_BYTES + x.n * _ROW_BYTES)
     return rounds * (max(products, loaded / LOADED_BYTES_A_CYCLE) + _TILE_CYCLES + _SKIP_CYCLES * skips)
 
 
@@ -217,4 +224,5 @@ FAMILY = hopper_family(
     cost=_cost,
     label=_label,
     weight_layouts={"weight": "wgmma", "w1": "krsc", "projection": "wgmma"},
+    dtypes=("f16", "bf16", "s8"),
 )

@@ -7,7 +7,7 @@
 // stride 2 TMA loads four planes, of odd and even lines and columns, so that rows that are read together are neighbours
 // in different banks.
 //
-// Two warpgroups take the steps (a tap of 64 channels) in turn, each with sums of its own for the whole tile: one
+// Two warpgroups take the steps (a tap of 128 bytes of channels) in turn, each with sums of its own for the whole tile: one
 // warpgroup alone waits about as long around its products as for them. Each has a ring of weights and a warp that fills
 // it. kPeers tiles of a cluster share these loads by multicast. While its products run, a warpgroup reads the pixels of
 // its next step. At the end each warpgroup gets the other's sums of half of the channels and finishes these: the gates
@@ -35,6 +35,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
   using Layout = typename P::Layout;
   using ClusterCoord = typename P::ClusterCoord;
   using Params = typename P::Params;
+  using Sum = typename Config::Sum;
 
   // ---- The kernel ----
 
@@ -82,7 +83,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     ptx::fence_barrier_init();
   }
 
-  // A tap of 64 channels, in the order in which a warpgroup visits them: every kGroups-th.
+  // A tap of kK channels, in the order in which a warpgroup visits them: every kGroups-th.
   struct Step {
     int chunk = 0, tap;
     AT_DEVICE Step(int group) : tap(group) {}
@@ -157,7 +158,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
 
   // ---- Products ----
 
-  // The pixel that a lane addresses for ldmatrix: a row of the warp's 16, and a half of 16 channels.
+  // The pixel that a lane addresses for ldmatrix: a row of the warp's 16, and a half of 32 bytes of channels.
   struct Pixel {
     uint32_t row;   // in its plane
     uint32_t taps;  // bit t: tap t lies inside the image
@@ -176,8 +177,10 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     }
   };
 
-  using Pixels = uint32_t[P::kK / 16][4];  // a warp's A operand: 16 rows of 64 channels
-  using Sums = float[1][P::kColumns / 2];
+  static constexpr int kProducts = P::kRowBytes / 32;  // of a step: wgmma takes 32 bytes of each row
+  // A warp's A operand: 16 rows of kK channels. A register has 4 bytes of a row, whether of two channels or of four.
+  using Pixels = uint32_t[kProducts][4];
+  using Sums = Sum[1][P::kColumns / 2];
 
   // Stride 2, along one axis: a tap reads the plane of even or of odd positions, at this position or the one before.
   AT_DEVICE static int plane_of(int tap) { return P::kStride == 1 ? 0 : tap != 1; }
@@ -192,7 +195,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     const uint32_t from = pixel.taps >> step.tap & 1 ? plane + row * P::kRowBytes : smem.zeros;
     const uint32_t first = (pixel.half ^ row % 8) * 16;  // TMA's swizzle
 #pragma unroll
-    for (int i = 0; i < P::kK / 16; ++i) load_matrices(to[i], from + (first ^ 32 * i));
+    for (int i = 0; i < kProducts; ++i) load_matrices(to[i], from + (first ^ 32 * i));
   }
 
   // A warpgroup's position in its ring of weights.
@@ -223,7 +226,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     P::weight_pipeline(smem).consumer_wait({(int)slot, weights.ring.phase});
     ptx::warpgroup_arrive();
 #pragma unroll
-    for (int i = 0; i < P::kK / 16; ++i)
+    for (int i = 0; i < kProducts; ++i)
       Config::wgmma(sums[0], now[i], ptx::SmemDescriptor{b + 2 * i, hi}, accumulate || i);
     ptx::warpgroup_commit_batch();
     ptx::warpgroup_wait<1>();
@@ -263,11 +266,11 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
 
   // ---- The end of a tile ----
 
-  using OwnSums = float[1][(P::kOwn + P::kHidden) / 2];
+  using OwnSums = Sum[1][(P::kOwn + P::kHidden) / 2];
 
   // Computes the projection of this warpgroup's channels.
   AT_DEVICE static void project(const Params& x, const Layout& smem, Progress& weights, int pieces,
-                                float (&sums)[1][P::kOwn / 2]) {
+                                Sum (&sums)[1][P::kOwn / 2]) {
     const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes);
     ptx::warpgroup_fence_operand(sums);
 #pragma unroll 1
@@ -279,7 +282,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
       P::weight_pipeline(smem).consumer_wait({(int)slot, weights.ring.phase});
       ptx::warpgroup_arrive();
 #pragma unroll
-      for (int i = 0; i < P::kK / 16; ++i)
+      for (int i = 0; i < kProducts; ++i)
         Config::wgmma(sums[0], ptx::SmemDescriptor{a + 2 * i, hi}, ptx::SmemDescriptor{b + 2 * i, hi}, chunk || i);
       ptx::warpgroup_commit_batch();
       ptx::warpgroup_wait<0>();
@@ -295,10 +298,16 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
   }
 
   // A sum that warpgroup `owner` finishes: of its channels, then of the hidden values, which both need.
-  AT_DEVICE static float sum_of(const Sums& sums, int owner, int i) {
+  AT_DEVICE static Sum sum_of(const Sums& sums, int owner, int i) {
     if (i >= P::kOwn / 2) return sums[0][(P::kN - P::kOwn) / 2 + i];
     return owner ? sums[0][(P::kN - P::kOwn) / 2 + i] : sums[0][i];
   }
+
+  // Sums of any type travel between warpgroups as floats with the same bits.
+  AT_DEVICE static float bits_of(float sum) { return sum; }
+  AT_DEVICE static float bits_of(int sum) { return __int_as_float(sum); }
+  AT_DEVICE static float added(float sum, float bits) { return sum + bits; }
+  AT_DEVICE static int added(int sum, float bits) { return sum + __float_as_int(bits); }
 
   AT_DEVICE static void leave_sums(const Layout& smem, int group, const Sums& sums) {
     const int other = P::kGroups - 1 - group;
@@ -306,7 +315,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     for (int i = 0; i < P::kFours; ++i) {
       float v[4];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) v[e] = sum_of(sums, other, 4 * i + e);
+      for (int e = 0; e < 4; ++e) v[e] = bits_of(sum_of(sums, other, 4 * i + e));
       ptx::st_shared(sums_of(smem, other, i), make_float4(v[0], v[1], v[2], v[3]));
     }
   }
@@ -317,7 +326,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
       const float4 other = ptx::ld_shared_float4(sums_of(smem, group, i));
       const float v[4] = {other.x, other.y, other.z, other.w};
 #pragma unroll
-      for (int e = 0; e < 4; ++e) own[0][4 * i + e] = sum_of(sums, group, 4 * i + e) + v[e];
+      for (int e = 0; e < 4; ++e) own[0][4 * i + e] = added(sum_of(sums, group, 4 * i + e), v[e]);
     }
   }
 
@@ -339,7 +348,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     each_vector(x, me, first_channel, [&](int i, FragmentCoord, int, int64_t offset, bool there) {
       if (there) Config::Steps::fetch(fetched[i], x.p.p, offset);
     });
-    float projected[1][P::kOwn / 2];
+    Sum projected[1][P::kOwn / 2];
     if constexpr (P::kProjects) project(x, smem, weights, pieces, projected);
     OwnSums own;
     ptx::named_barrier_sync<P::kExchange, P::kWide * P::kGroups>();

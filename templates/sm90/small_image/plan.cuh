@@ -12,7 +12,7 @@ namespace at {
 template <typename Config>
 struct HopperImagePlan {
   using Element = typename Config::Element;
-  static constexpr int kM = 64, kN = Config::kN, kK = 64, kTaps = 9;
+  static constexpr int kRowBytes = 128, kM = 64, kN = Config::kN, kK = kRowBytes / (int)sizeof(Element), kTaps = 9;
   static constexpr int kStride = Config::kStride, kPlanes = kStride * kStride, kPeers = Config::kPeers;
   static constexpr int kHidden = Config::kHidden,
                        kColumns = kN + kHidden;  // columns of a product: channels, then hidden values
@@ -20,7 +20,7 @@ struct HopperImagePlan {
   static constexpr int kGroups = 2, kWide = 128, kThreads = kWide * kGroups + 32 * (1 + kGroups);
   static constexpr int kOwners = kN % 64 == 0 ? kGroups : 1,
                        kOwn = kN / kOwners;  // warpgroups that finish channels; channels of each
-  static constexpr int kRowBytes = kK * (int)sizeof(Element), kPlaneBytes = kM * kRowBytes;
+  static constexpr int kPlaneBytes = kM * kRowBytes;
   static constexpr int kChunkBytes = kPlanes * kPlaneBytes, kWeightBytes = kColumns * kRowBytes;
   static constexpr int kVector = 8, kVectors = 2 * (kOwn / 32);  // vectors of eight channels of a thread
   static constexpr int kFours =
@@ -39,7 +39,7 @@ struct HopperImagePlan {
     uint8_t image_map[128], weight_map[128], hidden_map[128], skip_map[128], projection_map[128];
     int images, out_h, out_w, k, rows;  // images: loaded per tile; rows: pixels of the output
     int last_image, plane_bytes;        // first image of the last tile; bytes of a tile's pixels
-    int chunks, skip_chunks;            // of 64 channels
+    int chunks, skip_chunks;            // of kK channels
     int weight_slots;                   // of each warpgroup
     FastDivmod columns;                 // of tiles
     int pixels, hidden;                 // of the gate
@@ -63,7 +63,9 @@ struct HopperImagePlan {
       return refused(out, "the kernel is compiled for another stride, or the stride does not divide the image");
     if (x.images * x.pixels != kM) return refused(out, "the pixels of an output image must divide 64");
     if (a.groups > 1) return refused(out, "groups must be 1");
-    if (a.c % 8 || a.k % 8) return refused(out, "c and k must be multiples of 8");
+    constexpr int kGranule = 16 / (int)sizeof(Element);  // channels in 16 bytes, the unit of TMA's strides
+    if (a.c % kGranule || a.k % 8)
+      return refused(out, kGranule == 8 ? "c and k must be multiples of 8" : "c must be a multiple of 16, and k of 8");
     // The last tile ends with the last image, and a tile loads no more images than there are; see conv2d/plan.cuh.
     x.last_image = max(a.n - x.images, 0), x.images = min(x.images, a.n),
     x.plane_bytes = x.images * x.pixels * kRowBytes;
