@@ -62,6 +62,14 @@ CASES = {
         {"stride": 2, "tile_n": 64, "peers": 2},
         "conv2d n=3 h=16 w=16 c=128 k=80 r=3 s=3 pad=1 stride=2 dtype=s8 epilogue=scale,store,relu",
     ),
+    "bytes, an image of fewer pixels than a tile": (
+        {"tile_n": 64, "peers": 2},
+        "conv2d n=5 h=7 w=7 c=144 k=80 r=3 s=3 pad=1 dtype=s8 epilogue=scale,bias,add,store,relu",
+    ),
+    "bytes, some images in most of a tile": (
+        {"stride": 2},
+        "conv2d n=11 h=6 w=10 c=64 k=40 r=3 s=3 pad=1 stride=2 dtype=s8 epilogue=scale,bias,relu",
+    ),
     "bytes, one pixel, few channels": (
         {"stride": 2},
         "conv2d n=70 h=2 w=2 c=48 k=40 r=3 s=3 pad=1 stride=2 dtype=s8 epilogue=scale,bias,silu",

@@ -113,7 +113,12 @@ def _problem_rules(problem: Solved) -> Rules:
     yield require(
         (problem.h, problem.w) == (down * problem.p, across * problem.q), "h and w must be multiples of the stride"
     )
-    yield require(pixels <= _ROWS and _ROWS % pixels == 0, f"the pixels of an output image must divide {_ROWS}")
+    if problem.dtype in BYTE_FORMATS:
+        yield require(pixels <= _ROWS, f"an output image must have at most {_ROWS} pixels; it has {pixels}")
+    yield require(
+        problem.dtype in BYTE_FORMATS or (pixels <= _ROWS and _ROWS % pixels == 0),
+        f"the pixels of an output image must divide {_ROWS}",
+    )
     yield require(problem.groups == 1, "groups must be 1")
     granule = 16 // DTYPES[problem.dtype].itemsize  # TMA's strides are multiples of 16 bytes
     channels = "c and k must be multiples of 8" if granule == 8 else f"c must be a multiple of {granule}, and k of 8"
@@ -143,7 +148,7 @@ def _why_unfit(problem: Solved, config: Config, arch: Architecture) -> str | Non
 
 
 def _tiles(problem: Solved) -> int:
-    return ceil_div(problem.n * problem.p * problem.q, _ROWS)
+    return ceil_div(problem.n, _ROWS // (problem.p * problem.q))
 
 
 def _chunks(problem: Solved) -> tuple[int, int]:

@@ -1,4 +1,5 @@
-// A 3 x 3 convolution of small images for Hopper, stride 1 or 2, padding 1, NHWC. A tile is 64 / (p q) whole images.
+// A 3 x 3 convolution of small images for Hopper, stride 1 or 2, padding 1, NHWC. A tile is 64 / (p q) whole images; with
+// elements of one byte they may leave rows of it empty.
 //
 // Small tiles are bound by their loads, and a filter of nine taps loads every pixel nine times. Here a tile's images
 // come into shared memory once and stay. wgmma's descriptors cannot address a tap there: a group of eight rows spans
@@ -156,6 +157,9 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     launch_dependents();
   }
 
+  // The rows of a tile with pixels.
+  AT_DEVICE static int rows_of(const Params& x) { return x.plane_bytes / P::kRowBytes; }
+
   // ---- Products ----
 
   // The pixel that a lane addresses for ldmatrix: a row of the warp's 16, and a half of 32 bytes of channels.
@@ -174,6 +178,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
 #pragma unroll
       for (int tap = 0; tap < P::kTaps; ++tap)
         taps |= (uint32_t)(inside(line, tap / 3, x.out_h) && inside(column, tap % 3, x.out_w)) << tap;
+      if (P::kPartial && (int)row >= rows_of(x)) taps = 0;  // its taps may lie beyond the image's memory
     }
   };
 
@@ -379,8 +384,8 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
   // computed too, with a channel that exists: with a branch per vector each would wait for its own operands.
   template <typename Work>
   AT_DEVICE static void each_vector(const Params& x, const ClusterCoord& me, int first_channel, const Work& work) {
-    const int lane = threadIdx.x % 32,
-              row = me.first_image(x) * x.pixels + threadIdx.x % P::kWide / 32 * 16 + fragment_row(lane);
+    const int lane = threadIdx.x % 32, row_0 = me.first_image(x) * x.pixels,
+              row = row_0 + threadIdx.x % P::kWide / 32 * 16 + fragment_row(lane);
     // The last tile ends with the last image, so it may begin within the tile before it. Only one of them stores a
     // pixel: its rows lie elsewhere in the tile, and the compiler may contract multiply-adds there differently (1 ulp).
     const int first_own = me.tile * x.images * x.pixels;
@@ -389,7 +394,8 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
       const FragmentCoord at = fragment_coord<1>(i);
       const int pixel = row + at.row(), own = first_channel + at.channel() + fragment_channel(lane),
                 channel = min(own, x.k - P::kVector);
-      const bool there = pixel >= first_own && pixel < x.rows && own < x.k;
+      const bool is_pixel = P::kPartial ? pixel - row_0 < rows_of(x) : pixel < x.rows;
+      const bool there = pixel >= first_own && is_pixel && own < x.k;
       work(i, at, channel, (int64_t)pixel * x.k + channel, there);
     }
   }

@@ -22,6 +22,9 @@ struct HopperImagePlan {
                        kOwn = kN / kOwners;  // warpgroups that finish channels; channels of each
   static constexpr int kPlaneBytes = kM * kRowBytes;
   static constexpr int kChunkBytes = kPlanes * kPlaneBytes, kWeightBytes = kColumns * kRowBytes;
+  // Whether a tile's images may leave rows of it empty. Kernels with elements of two bytes do without, for their shipped
+  // machine code.
+  static constexpr bool kPartial = sizeof(Element) == 1;
   static constexpr int kVector = 8, kVectors = 2 * (kOwn / 32);  // vectors of eight channels of a thread
   static constexpr int kFours =
       (kOwn + kHidden) / 8;  // float4s of sums that a thread receives from the other warpgroup
@@ -61,7 +64,9 @@ struct HopperImagePlan {
     if (!square) return refused(out, "the filter must be 3 x 3 with padding 1 and dilation 1");
     if (!strides)
       return refused(out, "the kernel is compiled for another stride, or the stride does not divide the image");
-    if (x.images * x.pixels != kM) return refused(out, "the pixels of an output image must divide 64");
+    if (kPartial ? x.pixels > kM : x.images * x.pixels != kM)
+      return refused(out, kPartial ? "an output image must have at most 64 pixels"
+                                   : "the pixels of an output image must divide 64");
     if (a.groups > 1) return refused(out, "groups must be 1");
     constexpr int kGranule = 16 / (int)sizeof(Element);  // channels in 16 bytes, the unit of TMA's strides
     if (a.c % kGranule || a.k % 8)
