@@ -1,6 +1,7 @@
 """Precision on a GPU: casts, means and products of bytes, networks in int8, fp8 and tf32 on tuned kernels."""
 
 import copy
+import itertools
 import json
 import os
 import random
@@ -58,6 +59,10 @@ CONVOLUTIONS = [
     "conv2d n=3 h=17 w=24 c=336 k=96 r=3 s=3 stride=2 pad=2 dilation=2 dtype=s8 epilogue=scale,bias,add,mul_scalar",
     "conv2d n=9 h=7 w=7 c=512 k=512 r=3 s=3 pad=1 dtype=s8 epilogue=scale,bias,store,relu",
     "conv2d n=4 h=30 w=28 c=144 k=264 dtype=s8 epilogue=scale,bias,add,relu",
+    "conv2d n=90 h=8 w=8 c=80 k=136 r=3 s=3 pad=1 dtype=s8 epilogue=scale,bias,add,relu",
+    "conv2d n=37 h=4 w=16 c=256 k=256 r=3 s=3 stride=2 pad=1 dtype=s8 epilogue=scale,silu,store,mul_scalar",
+    "conv2d n=31 h=14 w=14 c=512 k=512 r=3 s=3 stride=2 pad=1 dtype=s8 epilogue=scale,bias,relu",
+    "conv2d n=23 h=3 w=5 c=272 k=96 r=3 s=3 pad=1 dtype=s8 epilogue=scale,bias,add,relu,mul_scalar",
     "pointwise_pair n=9 h=56 w=56 c=64 hidden=256 k=64 dtype=s8 epilogue=scale,bias,add,mul_scalar,store,conv,scale",
     "pointwise_pair n=17 h=28 w=27 c=128 hidden=512 k=240 dtype=s8 epilogue=scale,bias,relu,conv,scale,bias,relu",
     "pointwise_pair n=2 h=7 w=7 c=48 hidden=176 k=80 dtype=s8 epilogue=scale,bias,relu,store,conv,scale,bias,add",
@@ -72,7 +77,7 @@ PROBLEMS = [
     "gemm m=5 n=10 k=64 dtype=f32 epilogue=bias",
 ]
 BYTE_NETWORKS = ("basic", "bottleneck", "vgg")
-CONFIGS = {"sm90_e4m3_conv2d": 12}
+CONFIGS = {"sm90_e4m3_conv2d": 12, "sm90_image_conv2d": 9}
 """Of a family, where four do not show all its schedules."""
 
 
@@ -107,6 +112,9 @@ def test_kernels_solve_odd_problems(trials, arch):
         assert {values["activations"] for values in ours} == {"im2col", "patch"}
         assert {values["schedule"] for values in ours} == {"cooperative", "pingpong"}
         assert {values["slices"] > 1 for values in ours} == {False, True}
+        images = [kernel.values for _, kernel, _ in trials if kernel.family == "sm90_image_conv2d"]
+        tiles = itertools.product((1, 2), (32, 64, 128), (1, 2, 4))
+        assert {(values["stride"], values["tile_n"], values["peers"]) for values in images} == set(tiles)
     for problem, kernel, path in trials:
         case = CandidateBench(problem, torch.device("cuda:0"), seed=1)
         expected = solve(problem, case.tensors, case.scalars)

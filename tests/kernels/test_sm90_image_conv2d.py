@@ -97,11 +97,20 @@ def test_the_kernels_text_computes_the_convolution(case, tmp_path):
             assert error < {"f16": 1e-3, "bf16": 8e-3}[problem.dtype], f"{name}, {slots} slots, seed {seed}"
 
 
-def test_shared_memory_is_what_the_launches_take_it_for(tmp_path):
-    config, problem = SMALL | CASES["a projection"][0], parse(CASES["a projection"][1])
+@pytest.mark.parametrize(
+    ("config", "text", "slot"),
+    [
+        (*CASES["a projection"], 20_544),
+        ({"tile_n": 128}, "conv2d n=5 h=7 w=7 c=1024 k=128 r=3 s=3 pad=1 dtype=s8 epilogue=scale,bias", 16_400),
+    ],
+    ids=["a projection", "bytes"],
+)
+def test_shared_memory_is_what_the_launches_take_it_for(config, text, slot, tmp_path):
+    config, problem = SMALL | config, parse(text)
     emulated = Emulated(Kernel.of(FAMILY.name, config, problem.dtype, problem.epilogue, "sm_90"), tmp_path)
     most = max(launch["weight_slots"] for launch in FAMILY.launches(problem, config, SM90))
-    assert SM90.block_shared - 2 * 20_544 < emulated.shared_bytes(problem, {"weight_slots": most}) <= SM90.block_shared
+    shared = emulated.shared_bytes(problem, {"weight_slots": most})
+    assert SM90.block_shared - 2 * slot < shared <= SM90.block_shared
 
 
 @pytest.mark.parametrize("chain", ["bias,add,relu", "bias,gate,add,relu", "bias,gate,project,relu"])
@@ -116,3 +125,40 @@ def test_the_compiler_does_not_serialize_products(config, chain, tmp_path):
     compiler = need_compiler("sm_90", nvcc=True)
     kernel = Kernel.of(FAMILY.name, config, "f16", Epilogue.parse(chain), "sm_90")
     assert_not_serialized(compiler, kernel, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"tile_n": 64, "peers": 2}, {"stride": 2, "tile_n": 128}, {"peers": 4}],
+    ids=["stride 1", "wide", "narrow"],
+)
+def test_the_compiler_does_not_serialize_products_of_bytes(config, tmp_path):
+    compiler, epilogue = need_compiler("sm_90", nvcc=True), Epilogue.parse("scale,bias,add,relu,mul_scalar")
+    assert_not_serialized(compiler, Kernel.of(FAMILY.name, SMALL | config, "s8", epilogue, "sm_90"), tmp_path)
+
+
+def test_problems_of_bytes_that_no_kernel_solves_are_refused_with_a_reason():
+    plain = "conv2d n={n} h={h} w={h} c={c} k=64 r=3 s=3 pad=1 dtype={dtype} epilogue=scale,bias"
+    sizes = {"n": 5, "h": 7, "c": 144, "dtype": "s8"}
+
+    def refusal(**others):
+        return FAMILY.why_not_served(parse(plain.format(**sizes | others)), SM90)
+
+    assert refusal() is None
+    assert refusal(c=136) == "c must be a multiple of 16, and k of 8"
+    assert refusal(c=136, dtype="f16") == "the pixels of an output image must divide 64"
+    assert refusal(h=14) == "an output image must have at most 64 pixels; it has 196"
+    assert refusal(c=16384).endswith("so that no sum overflows int32")
+    gated = parse("conv2d_folded_se n=5 h=4 w=4 c=64 k=64 hidden=4 r=3 s=3 pad=1 dtype=s8 epilogue=scale,gate")
+    assert FAMILY.why_not_served(gated, SM90) == "gates are not computed from bytes"
+    config = SMALL | {"hidden": 8}
+    assert FAMILY.why_illegal(config, SM90, "s8", gated.epilogue) == "gates are not computed from bytes"
+
+
+def test_a_tile_of_bytes_has_as_many_whole_images_as_fit():
+    """So that peers are no more than tiles: 5 images of 49 pixels are 5 tiles, of 20 pixels 2."""
+    text = "conv2d n=5 h={} w={} c=64 k=64 r=3 s=3 pad=1 dtype=s8 epilogue=scale"
+    for sides, tiles in (((7, 7), 5), ((4, 5), 2), ((8, 8), 5)):
+        problem = parse(text.format(*sides))
+        why = {peers: FAMILY.why_unfit(problem, SMALL | {"peers": peers}, SM90) for peers in (1, 2, 4)}
+        assert {peers for peers in why if why[peers] is None} == {peers for peers in why if peers <= tiles}

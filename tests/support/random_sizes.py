@@ -95,9 +95,12 @@ def folded(rng: random.Random) -> str:
 
 
 def small_images(rng: random.Random) -> str:
-    """3x3 convolutions of images of up to 64 pixels: plain, with a folded squeeze, or with a projection behind it."""
+    """3x3 convolutions of images of up to 64 pixels: plain, with a folded squeeze, or with a projection behind it.
+
+    Only kernels of bytes solve those whose pixels do not divide 64.
+    """
     kind, stride = rng.randint(0, 2), rng.randint(1, 2)
-    sides = ((8, 8), (4, 4), (2, 2), (1, 1), (4, 8), (8, 2), (2, 4))
+    sides = ((8, 8), (4, 4), (2, 2), (1, 1), (4, 8), (8, 2), (2, 4), (7, 7), (3, 5))
     h, w = rng.choice(sides if kind == 0 else sides[:3])
     c, k = 8 * rng.choice((1, 5, 8, 9, 16, 24, 32)), 8 * rng.choice((4, 8, 9, 16, 24, 32, 64))
     sizes = f"n={rng.randint(1, 200)} h={stride * h} w={stride * w} c={c} k={k} r=3 s=3 pad=1 stride={stride}"

@@ -113,12 +113,9 @@ def _problem_rules(problem: Solved) -> Rules:
     yield require(
         (problem.h, problem.w) == (down * problem.p, across * problem.q), "h and w must be multiples of the stride"
     )
-    if problem.dtype in BYTE_FORMATS:
-        yield require(pixels <= _ROWS, f"an output image must have at most {_ROWS} pixels; it has {pixels}")
-    yield require(
-        problem.dtype in BYTE_FORMATS or (pixels <= _ROWS and _ROWS % pixels == 0),
-        f"the pixels of an output image must divide {_ROWS}",
-    )
+    in_bytes = problem.dtype in BYTE_FORMATS
+    yield require(pixels <= _ROWS, f"an output image must have at most {_ROWS} pixels; it has {pixels}")
+    yield require(in_bytes or _ROWS % pixels == 0, f"the pixels of an output image must divide {_ROWS}")
     yield require(problem.groups == 1, "groups must be 1")
     granule = 16 // DTYPES[problem.dtype].itemsize  # TMA's strides are multiples of 16 bytes
     channels = "c and k must be multiples of 8" if granule == 8 else f"c must be a multiple of {granule}, and k of 8"
@@ -126,6 +123,7 @@ def _problem_rules(problem: Solved) -> Rules:
     yield require_no_overflow(problem.dtype, _TAPS * problem.c)
     yield require(problem.n * pixels < 2**31, "the output must have fewer than 2^31 pixels")
     if isinstance(problem, FoldedSe):
+        yield require(not in_bytes, "gates are not computed from bytes")
         yield from se_gate.problem_rules(problem)
     if isinstance(problem, Conv2dSeSkip):
         yield require(
@@ -148,7 +146,8 @@ def _why_unfit(problem: Solved, config: Config, arch: Architecture) -> str | Non
 
 
 def _tiles(problem: Solved) -> int:
-    return ceil_div(problem.n, _ROWS // (problem.p * problem.q))
+    """Return the tiles of pixels, of as many whole images as fit; one image where none does."""
+    return ceil_div(problem.n, max(1, _ROWS // (problem.p * problem.q)))
 
 
 def _chunks(problem: Solved) -> tuple[int, int]:
