@@ -1,5 +1,5 @@
-// A 3 x 3 convolution of small images for Hopper, stride 1 or 2, padding 1, NHWC. A tile is 64 / (p q) whole images; with
-// elements of one byte they may leave rows of it empty.
+// A 3 x 3 convolution of small images for Hopper, stride 1 or 2, padding 1, NHWC. A tile is 64 / (p q) whole images;
+// with elements of one byte they may leave rows of it empty.
 //
 // Small tiles are bound by their loads, and a filter of nine taps loads every pixel nine times. Here a tile's images
 // come into shared memory once and stay. wgmma's descriptors cannot address a tap there: a group of eight rows spans
@@ -8,11 +8,11 @@
 // stride 2 TMA loads four planes, of odd and even lines and columns, so that rows that are read together are neighbours
 // in different banks.
 //
-// Two warpgroups take the steps (a tap of 128 bytes of channels) in turn, each with sums of its own for the whole tile: one
-// warpgroup alone waits about as long around its products as for them. Each has a ring of weights and a warp that fills
-// it. kPeers tiles of a cluster share these loads by multicast. While its products run, a warpgroup reads the pixels of
-// its next step. At the end each warpgroup gets the other's sums of half of the channels and finishes these: the gates
-// of a folded squeeze (folded_se_gate.cuh), the projection of a skip connection, the epilogue's steps.
+// Two warpgroups take the steps (a tap of 128 bytes of channels) in turn, each with sums of its own for the whole tile:
+// one warpgroup alone waits about as long around its products as for them. Each has a ring of weights and a warp that
+// fills it. kPeers tiles of a cluster share these loads by multicast. While its products run, a warpgroup reads the
+// pixels of its next step. At the end each warpgroup gets the other's sums of half of the channels and finishes these:
+// the gates of a folded squeeze (folded_se_gate.cuh), the projection of a skip connection, the epilogue's steps.
 //
 // Each arrival at an `empty` barrier has a matching wait: stages that are not refilled are not released. plan.cuh has
 // prepare().

@@ -22,8 +22,8 @@ struct HopperImagePlan {
                        kOwn = kN / kOwners;  // warpgroups that finish channels; channels of each
   static constexpr int kPlaneBytes = kM * kRowBytes;
   static constexpr int kChunkBytes = kPlanes * kPlaneBytes, kWeightBytes = kColumns * kRowBytes;
-  // Whether a tile's images may leave rows of it empty. Kernels with elements of two bytes do without, for their shipped
-  // machine code.
+  // Whether a tile's images may leave rows of it empty. Not with elements of two bytes: that would change the machine
+  // code of their kernels in databases.
   static constexpr bool kPartial = sizeof(Element) == 1;
   static constexpr int kVector = 8, kVectors = 2 * (kOwn / 32);  // vectors of eight channels of a thread
   static constexpr int kFours =
