@@ -1,4 +1,8 @@
-"""The families of convolutions of few channels on tensor cores, which share templates/cuda/stem.cuh."""
+"""The families of convolutions of few channels on tensor cores, which share templates/cuda/stem.cuh.
+
+The instruction `wgmma_ahead` is the kernel of templates/cuda/stem_ahead.cuh: a row's products are in flight while the
+row above is pooled and stored, and image rows stay in registers for all rows of the convolution that read them.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +32,13 @@ class FewChannelsShape:
 
     Attributes:
         wgmma: Whether the instruction is wgmma; else it is mma.sync.
+        ahead: Whether a row's products are in flight while the row above is finished.
         interleaved: Whether the image is NHWC; else it is NCHW.
         pool: Whether a 3x3 max pool with stride 2 follows.
     """
 
     wgmma: bool
+    ahead: bool
     interleaved: bool
     pool: bool
     filter: int
@@ -50,7 +56,8 @@ class FewChannelsShape:
     def from_config(cls, config: Config) -> FewChannelsShape:
         """Return the shape of a config. Only the families of NCHW images have `pool`; their stride is always 2."""
         return cls(
-            wgmma=config["instruction"] == "wgmma",
+            wgmma=config["instruction"] != "mma",
+            ahead=config["instruction"] == "wgmma_ahead",
             interleaved="pool" not in config,
             pool=bool(config.get("pool")),
             filter=int(config["filter"]),
@@ -102,6 +109,26 @@ class FewChannelsShape:
         return ceil(self.lines * self.taps / 16)
 
     @property
+    def block_halves(self) -> int:
+        """Halves of a step in the filter rows by which neighbouring rows of the convolution differ; only if ahead."""
+        return self.lines // self.filter * self.stride * (self.taps // 8)
+
+    @property
+    def rest_steps(self) -> int:
+        """Steps of the filter rows that no such block holds; only if ahead."""
+        return ceil(self.lines // self.filter * (self.filter % self.stride) * (self.taps // 8) / 2)
+
+    @property
+    def slots(self) -> int:
+        """Blocks of image rows in registers, and rows of the convolution that are unrolled; only if ahead."""
+        return next(slots for slots in (2, 4, 8) if self.filter // self.stride < slots)
+
+    @property
+    def loaded_steps(self) -> int:
+        """Steps whose pixels a row of the convolution loads; the row above has left the others in registers."""
+        return self.block_halves // 2 + self.rest_steps if self.ahead else self.steps
+
+    @property
     def tile_q(self) -> int:
         """Output columns of a block."""
         return self.strips * (7 if self.pool else 16)
@@ -127,6 +154,9 @@ class FewChannelsShape:
     @property
     def registers(self) -> int:
         """Estimated registers of a thread: sums, those of the pool, pixels, weights, and 40 others."""
+        if self.ahead:
+            pixels = 4 * (self.slots * self.block_halves // 2 + 2 * self.rest_steps)
+            return self.warp_k // 2 * (2 + self.pool) + pixels + 40
         sums = self.warp_k // 2 * (self.together + self.pool)
         operands = self.steps * (2 + 2 * self.together) if self.wgmma else self.steps * self.warp_k // 4 + 8
         return sums + operands + 40
@@ -145,6 +175,15 @@ def _shape_rules(x: FewChannelsShape, arch: Architecture) -> Rules:
     yield require(x.stride * x.side % 2 == 0, "stride times channels must be even: lines begin at whole 32-bit words")
     yield require(not x.wgmma or arch.wgmma_rate, f"{arch.name} has no wgmma")
     yield require(not x.wgmma or x.strips % 4 == 0, "strips must be a multiple of 4, a warpgroup's, with wgmma")
+    if x.ahead:
+        yield require(x.together == 1, "together must be 1 with wgmma_ahead: its rows of the convolution take turns")
+        yield require(
+            x.taps % 8 == 0 and x.block_halves % 2 == 0,
+            "wgmma_ahead needs lines of 8 taps or more, and an even number of 8 taps in `stride` rows of the filter",
+        )
+        yield require(
+            (x.conv_rows - x.pool) % x.slots == 0, f"rows must give a multiple of {x.slots} rows of the convolution"
+        )
     yield require(x.threads <= 512, f"a block must have at most 512 threads; it has {x.threads}")
     yield require(
         x.registers <= _MAX_REGISTERS, f"sums and operands must fit {_MAX_REGISTERS} registers; they take {x.registers}"
@@ -215,8 +254,11 @@ def _cost(problem: Conv2d | FirstLayers, config: Config, arch: Architecture) -> 
         sharing = min(resident, ceil(blocks / arch.processors))
         rows = walk * (x.conv_rows - x.pool) + x.pool
         steps = rows * x.strips * x.steps
-        busy = steps * (x.tile_k / 8 * rate + 2 * x.slices) + walk * x.stage_bytes / 80
-        wait = rows / x.together * (x.steps * x.warp_k * rate / 2 + 250) + walk * (600 if x.stages == 1 else 100)
+        loads = 2 * x.slices * x.loaded_steps / x.steps
+        busy = steps * (x.tile_k / 8 * rate + loads) + walk * x.stage_bytes / 80
+        products = x.steps * x.warp_k * rate / 2
+        latency = max(products, 250) if x.ahead else products + 250
+        wait = rows / x.together * latency + walk * (600 if x.stages == 1 else 100)
         start = 1500 + x.steps * x.tile_k * 160 / x.threads
         best = min(best, ceil(blocks / (arch.processors * resident)) * (start + max(busy * sharing, wait)))
     return best
@@ -271,7 +313,11 @@ def family(
         architectures=cuda_architectures(since=80),
         dtypes=("f16", "bf16"),
         parameters=(
-            Parameter("instruction", ("mma", "wgmma"), "tensor cores' instruction; wgmma on Hopper alone"),
+            Parameter(
+                "instruction",
+                ("mma", "wgmma", "wgmma_ahead"),
+                "tensor cores' instruction; wgmma on Hopper alone; ahead: of a row while the row above is finished",
+            ),
             Parameter("filter", _FILTERS, "side of the filter"),
             Parameter("channels", tuple(range(1, _MAX_CHANNELS + 1)), "input channels"),
             *own_parameters,
