@@ -77,11 +77,15 @@ struct StemAheadKernel : StemKernel<Config> {
     }
   }
 
-  // Loads what a row of the convolution needs beyond the row above, and issues its products. row: in the tile; `turn`
-  // modulo kSlots, if kMore is left out.
-  AT_DEVICE static void issue(Operands& a, Sums (&sums)[2], const uint32_t* words, int row, int turn, uint32_t weights) {
+  // Loads what a row of the convolution needs beyond the row above. The products of the row two above must be complete.
+  // row: in the tile; turn: of the row, modulo kSlots.
+  AT_DEVICE static void load_below(Operands& a, const uint32_t* words, int row, int turn) {
     load_rows<kStride>(a.blocks[(turn + kBlocks - 1) % kSlots], words, kStride * (row + kBlocks - 1));
     if constexpr (kRestSteps > 0) load_rows<kRestRows>(a.rest[turn % 2], words, kStride * (row + kBlocks));
+  }
+
+  // Issues the products of the row that has this turn.
+  AT_DEVICE static void issue(const Operands& a, Sums (&sums)[2], int turn, uint32_t weights) {
     ptx::warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < Base::kSteps; ++step) {
@@ -185,7 +189,10 @@ struct StemAheadKernel : StemKernel<Config> {
 #pragma unroll
         for (int block = 0; block < kBlocks - 1; ++block)
           load_rows<kStride>(operands.blocks[(kTurn + block) % kSlots], image, kStride * block);
-        if constexpr (kPool) issue(operands, sums, image, 0, kTurn, base);
+        if constexpr (kPool) {
+          load_below(operands, image, 0, kTurn);
+          issue(operands, sums, kTurn, base);
+        }
       }
 #pragma unroll 1
       for (int y = 0; y < kTileRows; y += kSlots) {
@@ -194,10 +201,15 @@ struct StemAheadKernel : StemKernel<Config> {
           load_share<kKept, kTileRows / kSlots>(params, at, row + Base::kRows, next, y / kSlots);
           commit_copies();
         }
+        load_below(operands, image, kMore + y, 0);
+        // The row above is complete, but not finished: ptxas serializes all products if accumulators that it has in
+        // flight at the end of a loop's body are read in the next iteration.
+        wait<0>(sums[1]);
 #pragma unroll
         for (int turn = 0; turn < kSlots; ++turn) {
-          issue(operands, sums, image, kMore + y + turn, turn, base);
+          issue(operands, sums, turn, base);
           wait<1>(sums[(turn + 1) % 2]);
+          if (turn + 1 < kSlots) load_below(operands, image, kMore + y + turn + 1, turn + 1);
           const int done = tile * kTileRows + y + turn - 1;
           finish(params, at, column, done, turn % 2 == 0, sums[(turn + 1) % 2], best, conv_p, conv_q);
         }
