@@ -89,8 +89,7 @@ struct StemAheadKernel : StemKernel<Config> {
     ptx::warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < Base::kSteps; ++step) {
-      const uint64_t b =
-          ptx::SmemDescriptor{ptx::descriptor_lo(weights + step * kN * 32), ptx::descriptor_hi<32>(256)};
+      const uint64_t b = ptx::SmemDescriptor{ptx::descriptor_lo(weights + step * kN * 32), ptx::descriptor_hi<32>(256)};
       if (step < kBlocks * kBlockSteps)
         Config::wgmma(sums[turn % 2], a.blocks[(turn + step / kBlockSteps) % kSlots][step % kBlockSteps], b, step > 0);
       else Config::wgmma(sums[turn % 2], a.rest[turn % 2][step - kBlocks * kBlockSteps], b, step > 0);
@@ -169,8 +168,8 @@ struct StemAheadKernel : StemKernel<Config> {
 
     const uint32_t stages = base + Base::kWeightBytes;
     const uint32_t* words = (const uint32_t*)(shared + Base::kWeightBytes);
-    words += (column.strip * Base::kStripPixels + lane / 4 * Base::kFirst) * Base::kPixel +
-             Base::access_shift(at) / 2 + lane % 4;
+    words += (column.strip * Base::kStripPixels + lane / 4 * Base::kFirst) * Base::kPixel + Base::access_shift(at) / 2 +
+             lane % 4;
     load_share<0, 1>(params, at, at.row, stages, 0);
     commit_copies();
 

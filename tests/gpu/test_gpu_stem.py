@@ -44,7 +44,11 @@ def built(target):
         found = {tuple(config[way] for way in ways): config for config in STEM.configs_for(asked, arch)}
         kernels += [Kernel.of(STEM.name, config, "f16", asked.epilogue, name) for config in found.values()]
     assert {kernel.values["instruction"] for kernel in kernels} >= {"mma"}
-    assert arch.name != "sm90" or {kernel.values["instruction"] for kernel in kernels} == {"mma", "wgmma"}
+    assert arch.name != "sm90" or {kernel.values["instruction"] for kernel in kernels} == {
+        "mma",
+        "wgmma",
+        "wgmma_ahead",
+    }
     return built_paths(kernels, len(os.sched_getaffinity(0)))
 
 

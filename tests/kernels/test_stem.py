@@ -67,11 +67,11 @@ def test_kernels_with_bytes_compile(target, values):
 
 # Image, config and tiles a block. The last tiles of an image are not whole, and a block has tiles below each other.
 AHEAD = {
-    "pool": (f"stem {SIZES['pool']}", {"tile_k": 64, "rows": 2, "stages": 2}, 3),
+    "pool": (f"stem {SIZES['pool']}", {"tile_k": 64, "rows": 4, "stages": 2}, 2),
     "pool, one stage": (f"stem {SIZES['pool']}", {"rows": 4, "stages": 1}, 2),
     "pool, many tiles": (f"stem n=1 h=55 w=28 c=3 k=32 r=7 s=7 stride=2 pad=3 {POOL}", {"rows": 4}, 4),
-    "pool, 8 strips": (f"stem n=1 h=10 w=240 c=3 k=32 r=7 s=7 stride=2 pad=3 {POOL}", {"strips": 8}, 1),
-    "pool, 5x5": (f"stem {SIZES['odd sizes']}", {"tile_k": 64, "rows": 2}, 2),
+    "pool, 8 strips": (f"stem n=1 h=10 w=240 c=3 k=32 r=7 s=7 stride=2 pad=3 {POOL}", {"strips": 8, "rows": 4}, 1),
+    "pool, 5x5": (f"stem {SIZES['odd sizes']}", {"tile_k": 64, "rows": 4}, 2),
     "no pool": ("stem n=2 h=21 w=40 c=3 k=40 r=7 s=7 stride=2 pad=3", {"tile_k": 64, "rows": 4}, 2),
     "no pool, one stage": ("stem n=1 h=37 w=24 c=1 k=32 r=7 s=7 stride=2 pad=3", {"rows": 8, "stages": 1}, 2),
     "interleaved": ("conv2d n=2 h=21 w=40 c=3 k=40 r=7 s=7 stride=2 pad=3", {"tile_k": 64, "rows": 4}, 2),
@@ -98,7 +98,7 @@ def test_products_of_the_next_row_run_while_a_row_is_finished(sizes, values, wal
 def test_an_infinity_next_to_the_filter_rows_stays_out_of_the_zero_step(tmp_path):
     """Operand A of the half step that no line fills is zero, not what lies in shared memory."""
     problem = parse(f"stem {SIZES['pool']} dtype=f16 epilogue=bias")
-    emulated = Emulated(ahead(str(problem), {"tile_k": 64, "rows": 2}), tmp_path)
+    emulated = Emulated(ahead(str(problem), {"tile_k": 64, "rows": 4}), tmp_path)
     tensors, scalars = random_inputs(problem)
     tensors["x"][:, :, 14:] = float("inf")
     y = emulated.run(problem, tensors, scalars, {"walk": 1}, 1)["y"]
@@ -108,7 +108,7 @@ def test_an_infinity_next_to_the_filter_rows_stays_out_of_the_zero_step(tmp_path
 @pytest.mark.parametrize("result", BYTE_FORMATS)
 def test_products_ahead_with_a_result_in_bytes(result, tmp_path):
     problem = parse(f"stem_cast {SIZES['pool']} result={result} dtype=f16 epilogue=bias,relu,mul_scalar")
-    emulated = Emulated(ahead(str(problem), {"tile_k": 64}), tmp_path)
+    emulated = Emulated(ahead(str(problem), {"tile_k": 64, "rows": 4}), tmp_path)
     tensors, _ = random_inputs(problem)
     scalars = (20.0,)
     y = emulated.run(problem, tensors, scalars, {"walk": 2}, 1)["y"]

@@ -19,7 +19,9 @@ def test_stems_are_served_where_the_kernel_can_solve_them():
     for arch in map(architecture, stem.architectures):
         assert stem.why_not_served(problem, arch) is None
         configs = stem.configs_for(problem, arch)
-        assert {config["instruction"] for config in configs} == ({"mma", "wgmma"} if arch is sm90 else {"mma"})
+        assert {config["instruction"] for config in configs} == (
+            {"mma", "wgmma", "wgmma_ahead"} if arch is sm90 else {"mma"}
+        )
         assert all(stem.why_unfit(problem, config, arch) is None for config in configs)
         assert all(math.isfinite(stem.cost(problem, config, arch)) for config in configs)
     for old, new in [
