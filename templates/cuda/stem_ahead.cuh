@@ -52,7 +52,7 @@ struct StemAheadKernel : StemKernel<Config> {
   };
 
   // Returns where stem.cuh has column k of the im2col matrix.
-  AT_DEVICE static int unsorted(int k) {
+  AT_DEVICE static constexpr int unsorted(int k) {
     const int half = k / 8, block = half / kBlockHalves;
     const bool rest = block >= kBlocks;
     const int rows = rest ? kRestRows : kStride;
@@ -61,6 +61,21 @@ struct StemAheadKernel : StemKernel<Config> {
     const int line = own / kParts;  // kRestRows is not 0 here: without a rest, all halves are of blocks
     const int plane = line / rows, row = (rest ? kBlocks : block) * kStride + line % rows;
     return (plane * kFilter + row) * kTaps + own % kParts * 8 + k % 8;
+  }
+
+  // Loads the weights of all steps, each (n, k) in 32 swizzled bytes. A thread has one place in a half of all steps.
+  AT_DEVICE static void load_weights(const Params& params, int first_channel, char* shared) {
+    static_assert(kN * 8 % kThreads == 0, "all threads have the same number of words");
+    const int half = threadIdx.x % 8 / 4;
+#pragma unroll
+    for (int from = 0; from < kN * 8; from += kThreads) {
+      const int n = (from + threadIdx.x) / 8, place = n * 32 + (half ^ n / 4 % 2) * 16 + threadIdx.x % 4 * 4;
+#pragma unroll
+      for (int step = 0; step < Base::kSteps; ++step) {
+        const int k = (half ? unsorted(16 * step + 8) : unsorted(16 * step)) + threadIdx.x % 4 * 2;
+        *(uint32_t*)(shared + step * kN * 32 + place) = Base::weights(params, first_channel, n, k);
+      }
+    }
   }
 
   // Loads the halves of kRows image rows from row `top` of a tile. words: this thread's first pixel and taps.
@@ -157,21 +172,19 @@ struct StemAheadKernel : StemKernel<Config> {
     uint32_t base = (uint32_t)__cvta_generic_to_shared(shared);
     const uint32_t aligned = (base + 255) & ~255u;  // the swizzle pattern repeats every 256 bytes
     shared += aligned - base, base = aligned;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < Base::kSteps * kN * 8; i += kThreads) {  // (step, n, k / 2)
-      const int n = i / 8 % kN, k = i / 8 / kN * 16 + i % 8 * 2;
-      const int place = i / 8 * 32 + (i % 8 / 4 ^ n / 4 % 2) * 16 + i % 4 * 4;
-      *(uint32_t*)(shared + place) = Base::weights(params, at.channel, n, unsorted(k));
-    }
-    ptx::fence_view_async_shared();
-    griddepcontrol_wait();
-
     const uint32_t stages = base + Base::kWeightBytes;
+    griddepcontrol_wait();
+    load_share<0, 1>(params, at, at.row, stages, 0);
+    commit_copies();
+
+    // The loads of the weights are behind those of the image: such a layer is a network's first, so that no kernel
+    // before it has work left that they could overlap with.
+    load_weights(params, at.channel, shared);
+    ptx::fence_view_async_shared();
+
     const uint32_t* words = (const uint32_t*)(shared + Base::kWeightBytes);
     words += (column.strip * Base::kStripPixels + lane / 4 * Base::kFirst) * Base::kPixel + Base::access_shift(at) / 2 +
              lane % 4;
-    load_share<0, 1>(params, at, at.row, stages, 0);
-    commit_copies();
 
     Operands operands;
     Sums sums[2], best;

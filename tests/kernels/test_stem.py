@@ -4,7 +4,7 @@ import pytest
 import torch
 from comparison import relative_error
 from emulator import Emulated
-from kernels import assert_exported, need_compiler, random_inputs
+from kernels import assert_exported, assert_not_serialized, need_compiler, random_inputs
 from reference import solve
 
 from autotune.core import architecture
@@ -115,3 +115,10 @@ def test_products_ahead_with_a_result_in_bytes(result, tmp_path):
     expected = solve(problem, tensors, scalars)["y"]
     assert byte_tolerance.fault(BYTE_FORMATS[result], y.double(), expected, 0.0) is None
     assert len(torch.unique(y.float())) > 20
+
+
+@pytest.mark.parametrize("name", ["pool", "pool, 5x5", "no pool", "interleaved", "stride 1"])
+def test_products_ahead_are_not_serialized(name, tmp_path):
+    compiler = need_compiler("sm_90", nvcc=True)
+    sizes, values, _ = AHEAD[name]
+    assert_not_serialized(compiler, ahead(f"{sizes} dtype=f16 epilogue=bias,relu", values), tmp_path)
