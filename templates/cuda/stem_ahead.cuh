@@ -5,14 +5,14 @@
 //
 // A row's filter needs kFilter rows of the image; the row below needs the same ones without the first kStride and with
 // kStride new ones. So operand A consists of blocks of kStride image rows, which stay in registers for all rows of the
-// convolution that read them, and of the rest, the last rows of an odd filter. With stride 2 and a side of 7, a row
-// loads one block and the rest: 18 words for three channels instead of 44. The loads would otherwise take as much of
-// the shared memory's bandwidth as the products' reads of the weights. The columns of the im2col matrix are sorted
-// accordingly: a step of the products takes both of its halves from one block, or from the rest.
+// convolution that read them, and of the rest, the last rows of an odd filter. With stride 2, a side of 7 and three
+// planes, a row loads one block and the rest: 18 words a thread instead of 42. The products' reads of 64 channels of
+// weights already take half of the shared memory's bandwidth. The columns of the im2col matrix are sorted accordingly:
+// a step of the products takes both of its halves from one block, or from the rest.
 //
-// A block of the image that is read for the last time stays in its registers until its products are complete, so there
-// is one slot more than blocks of a row. Registers have no dynamic index, so as many rows are unrolled as there are
-// slots. Blocks and products also continue over the borders of tiles: a tile's first image rows are not loaded again.
+// A block that is read for the last time stays in its registers until these products are complete, so there is one slot
+// more than a row has blocks. Registers have no dynamic index, so as many rows are unrolled as there are slots. Blocks
+// and products also continue over the borders of tiles: image rows that are in registers are not copied again.
 #pragma once
 #include "cuda/stem.cuh"
 
