@@ -23,6 +23,7 @@ from autotune.ir.problem import (
     Conv2dSkip,
     ExpandDepthwise,
     Gemm,
+    InvertedResidual,
     Piece,
     PointwisePair,
     Problem,
@@ -69,6 +70,28 @@ def fuse_expand(expand: Layer, depthwise: Layer, name: str) -> Layer | None:
     old += [(depthwise, argument) for argument in conv.epilogue.arguments]
     _add_arguments(old, problem.epilogue.arguments, buffers, weights)
     scalars = (*expand.scalars, *depthwise.scalars)
+    return Layer(name, problem, buffers, weights, scalars)
+
+
+def fuse_inverted(expand: Layer, depthwise: Layer, project: Layer, name: str) -> Layer | None:
+    """Return a 1x1, a depthwise and another 1x1 convolution as one layer, without the tensors between them.
+
+    None if one layer cannot have the tensors, scalars and steps of the three.
+    """
+    layers = (expand, depthwise, project)
+    product, conv, last = (layer.problem for layer in layers)
+    assert isinstance(product, Conv2d) and isinstance(conv, Conv2d) and isinstance(last, Conv2d)
+    sizes = {size: getattr(product, size) for size in ("n", "h", "w", "c", "dtype")}
+    window = {size: getattr(conv, size) for size in ("r", "s", "stride", "pad")}
+    names = (*product.epilogue.names, "conv", *conv.epilogue.names, "conv", *last.epilogue.names)
+    problem = _joint(InvertedResidual, names, **sizes, **window, hidden=product.k, k=last.k)
+    if problem is None:
+        return None
+    buffers = {"x": expand.buffers["x"], "y": project.buffers["y"]}
+    weights = {f"weight{i}": layer.weights["weight"] for i, layer in enumerate(layers, 1)}
+    old = [(layer, argument) for layer in layers for argument in layer.problem.epilogue.arguments]
+    _add_arguments(old, problem.epilogue.arguments, buffers, weights)
+    scalars = tuple(scalar for layer in layers for scalar in layer.scalars)
     return Layer(name, problem, buffers, weights, scalars)
 
 

@@ -31,6 +31,7 @@ from autotune.ir import (
     fuse_concat,
     fuse_expand,
     fuse_gate,
+    fuse_inverted,
     fuse_pair,
     fuse_pool_projection,
     fuse_skip,
@@ -77,6 +78,7 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
                 found += list(_first_layers(layers, layer, reader))
             case (Conv2d(), Conv2d()):
                 found += list(_expanded(layer, reader))
+                found += list(_inverted(layer, reader, _only_reader(layers, reader)))
             case (Concat(), Conv2d()):
                 found += list(_read_by_product(layer, reader))
             case (SeTail() | SqueezeExcite(), Conv2d()):
@@ -309,14 +311,30 @@ def _max_pool_after(layers: Sequence[Layer], conv: Layer) -> Layer | None:
 
 def _expanded(expand: Layer, depthwise: Layer) -> Iterator[Alternative]:
     """Yield a 1x1 convolution together with the depthwise convolution after it."""
+    if _is_expansion(expand, depthwise):
+        both = fuse_expand(expand, depthwise, f"{depthwise.name}.expanded")
+        if both:
+            yield Alternative(both.name, (expand.name, depthwise.name), (both,))
+
+
+def _inverted(expand: Layer, depthwise: Layer, project: Layer | None) -> Iterator[Alternative]:
+    """Yield a 1x1 convolution together with the depthwise convolution after it and the 1x1 convolution after that."""
+    if project is None or not isinstance(project.problem, Conv2d) or not _is_expansion(expand, depthwise):
+        return
+    last = project.problem
+    if last.is_pointwise and last.groups == 1 and not depthwise.problem.epilogue.accesses_tensors:
+        block = fuse_inverted(expand, depthwise, project, f"{project.name}.inverted")
+        if block:
+            yield Alternative(block.name, (expand.name, depthwise.name, project.name), (block,))
+
+
+def _is_expansion(expand: Layer, depthwise: Layer) -> bool:
+    """Return whether two convolutions are a 1x1 and a depthwise one in 16 bits, and no step between reads a tensor."""
     product, conv = expand.problem, depthwise.problem
     assert isinstance(product, Conv2d) and isinstance(conv, Conv2d)
     fits = product.is_pointwise and product.groups == 1 and not product.epilogue.accesses_tensors
     is_depthwise = conv.groups == conv.c == conv.k > 1 and conv.dilation == (1, 1)
-    if fits and is_depthwise and product.dtype in ("f16", "bf16"):
-        both = fuse_expand(expand, depthwise, f"{depthwise.name}.expanded")
-        if both:
-            yield Alternative(both.name, (expand.name, depthwise.name), (both,))
+    return fits and is_depthwise and product.dtype in ("f16", "bf16")
 
 
 def _read_by_product(concat: Layer, conv: Layer) -> Iterator[Alternative]:

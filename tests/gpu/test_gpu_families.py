@@ -362,6 +362,16 @@ PROBLEMS = {
         "expand_depthwise n=1 h=56 w=56 c=24 k=144 r=3 s=3 pad=1 dtype={} epilogue=bias,hardswish,conv,bias,store,relu",
         "expand_depthwise n=5 h=7 w=7 c=192 k=1152 r=5 s=5 pad=2 dtype={} epilogue=bias,silu,conv,bias,silu",
     ],
+    "cuda_inverted_residual": [
+        "inverted_residual n=3 h=13 w=9 c=24 hidden=72 k=40 r=3 s=3 pad=1 dtype={} "
+        "epilogue=bias,silu,conv,bias,silu,conv",
+        "inverted_residual n=2 h=28 w=28 c=40 hidden=240 k=80 r=5 s=5 stride=2 pad=2 dtype={} "
+        "epilogue=bias,relu6,conv,bias,relu6,conv,bias",
+        "inverted_residual n=1 h=56 w=56 c=24 hidden=144 k=24 r=3 s=3 pad=1 dtype={} "
+        "epilogue=bias,hardswish,conv,bias,hardswish,conv,bias,add,store",
+        "inverted_residual n=5 h=7 w=7 c=160 hidden=960 k=160 r=3 s=3 pad=1 dtype={} "
+        "epilogue=bias,relu6,conv,bias,relu6,conv,bias,add",
+    ],
     "sm90_conv2d_gradient_sums": [
         "conv2d_gradient_sums n=9 h=56 w=56 c=64 k=256 relu=2 gradients=2 dtype={}",
         "conv2d_gradient_sums n=32 h=28 w=28 c=128 k=128 r=3 s=3 pad=1 relu=1 dtype={}",

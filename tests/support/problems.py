@@ -47,6 +47,8 @@ TEXTS = [
     "se_gates n=2 h=9 w=7 c=24 hidden=6 act=silu gate=sigmoid dtype=f16 epilogue=none",
     "concat_conv2d n=2 h=9 w=7 pieces=8,0:16/24 k=24 dtype=f16 epilogue=scale,bias,relu,conv,bias,mul_image",
     "expand_depthwise n=2 h=9 w=7 c=8 k=24 r=3 s=3 stride=2,2 pad=1,1 dtype=f16 epilogue=bias,silu,conv,bias,relu",
+    "inverted_residual n=2 h=9 w=7 c=8 hidden=24 k=16 r=3 s=3 stride=2,2 pad=1,1 dtype=f16 "
+    "epilogue=bias,relu6,conv,bias,silu,conv,bias,add",
     "conv2d_skip n=2 h=9 w=7 c=8 k=16 r=3 s=3 stride=1,1 pad=1,1 dilation=1,1 groups=1 skip_h=17 skip_w=13 skip_c=24 "
     "skip_stride=2,2 dtype=f16 epilogue=bias,relu",
     "pointwise_pair n=2 h=9 w=7 c=8 hidden=24 k=16 dtype=f16 epilogue=bias,add,relu,store,conv,bias,add,relu",

@@ -275,6 +275,11 @@ def expansion(rng: random.Random) -> str:
     return f"expand_depthwise n={n} h={h} w={w} c={c} k={k} r={side} s={side} stride={stride} pad={side // 2}"
 
 
+def inverted(rng: random.Random) -> str:
+    sizes = expansion(rng).removeprefix("expand_depthwise").replace("k=", "hidden=")
+    return f"inverted_residual {sizes} k={8 * rng.randint(1, 40)}"
+
+
 def with_skip(rng: random.Random) -> str:
     window, stride = rng.choice((1, 3)), rng.choice((1, 2))
     n, p, q = rng.randint(1, 5), rng.randint(1, 20), rng.randint(1, 20)
@@ -314,6 +319,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_global_avg_pool2d": lambda rng: pixels(rng, "global_avg_pool2d"),
     "cuda_group_norm": groups_of_channels,
     "cuda_grouped_conv2d": narrow_groups,
+    "cuda_inverted_residual": inverted,
     "cuda_layer_norm": normalized,
     "cuda_max_pool2d": lambda rng: pool(rng, "max_pool2d", f"ceil={rng.randint(0, 1)}"),
     "cuda_max_pool2d_gradient": lambda rng: trained_pool(rng, "max_pool2d_gradient"),

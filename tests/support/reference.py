@@ -40,6 +40,7 @@ from autotune.ir import (
     Gemm,
     GlobalAvgPool2d,
     GroupNorm,
+    InvertedResidual,
     LayerNorm,
     MaxPool2d,
     MaxPool2dGradient,
@@ -126,6 +127,15 @@ def solve(  # noqa: PLR0911, PLR0912, PLR0915 -- a table
             return run_chain(
                 problem.epilogue.names, value, given, scalars, lambda v: _depthwise(v, given["weight2"], problem)
             )
+        case InvertedResidual():
+            value = torch.einsum("nhwc,kc->nhwk", given["x"], given["weight1"].flatten(1))
+            last = given["weight3"].flatten(1)
+            remaining = [lambda v: v @ last.transpose(0, 1), lambda v: _depthwise(v, given["weight2"], problem)]
+
+            def convolved_next(v: torch.Tensor) -> torch.Tensor:
+                return remaining.pop()(v)
+
+            return run_chain(problem.epilogue.names, value, given, scalars, convolved_next)
         case PointwisePair():
             value = torch.einsum("nhwc,kc->nhwk", given["x"], given["weight1"].flatten(1))
             second = given["weight2"].flatten(1)
@@ -311,7 +321,7 @@ def _sampling(mode: str, size: int, made: int, ratio: tuple[int, int]) -> torch.
     return matrix
 
 
-def _depthwise(x: torch.Tensor, weight: torch.Tensor, problem: ExpandDepthwise) -> torch.Tensor:
+def _depthwise(x: torch.Tensor, weight: torch.Tensor, problem: ExpandDepthwise | InvertedResidual) -> torch.Tensor:
     """Return a convolution with one filter for each channel, computed from its windows."""
     (down, right), (top, left) = problem.stride, problem.pad
     windows = F.pad(x, (0, 0, left, left, top, top)).unfold(1, problem.r, down).unfold(2, problem.s, right)

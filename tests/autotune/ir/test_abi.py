@@ -56,6 +56,7 @@ def test_every_operator_has_a_struct():
     shared |= {"max_pool2d_gradient": "pool2d", "batch_norm_statistics": "pixels"}
     shared |= dict.fromkeys(("max_pool2d_places", "max_pool2d_places_gradient"), "pool2d")
     shared |= {"expand_depthwise": "conv2d", "squeeze_excite": "se_tail", "se_gates": "se_tail"}
+    shared |= {"inverted_residual": "conv2d_se"}
     for name, operator in OPERATORS.items():
         assert abi.struct(operator).__name__ == f"at_{shared.get(name, name)}"
 

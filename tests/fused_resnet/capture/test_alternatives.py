@@ -10,7 +10,16 @@ from architectures import ARCHITECTURES, ResNet, images, random_model
 from comparison import relative_error
 from torch import nn
 
-from autotune.ir import WHOLE, Concat, ConcatConv2d, Conv2dSkip, ExpandDepthwise, PointwisePair, SeGates
+from autotune.ir import (
+    WHOLE,
+    Concat,
+    ConcatConv2d,
+    Conv2dSkip,
+    ExpandDepthwise,
+    InvertedResidual,
+    PointwisePair,
+    SeGates,
+)
 from autotune.runtime import ExecutionContext, NetworkPlan
 from fused_resnet.capture import capture
 from fused_resnet.module_state import module_state
@@ -98,6 +107,37 @@ def test_a_widening_convolution_is_also_taken_with_the_depthwise_one_after_it(st
     assert error(taken, model, x, store) < 2e-3
     single = capture(model.float(), tuple(x.shape), "f32")
     assert not [one for one in single.alternatives if one.name.endswith(".expanded")], "for halves alone"
+
+
+class Inverted(nn.Module):
+    """An inverted residual block whose input the end adds; `apart`: whether another layer reads a tensor inside it."""
+
+    def __init__(self, apart=False):
+        super().__init__()
+        self.first, self.expand = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 24, 1)
+        self.depthwise, self.project = nn.Conv2d(24, 24, 3, 1, 1, groups=24), nn.Conv2d(24, 8, 1)
+        self.apart = apart
+
+    def forward(self, x):
+        x = self.first(x)
+        narrow = F.hardswish(self.depthwise(F.relu6(self.expand(x))))
+        y = self.project(narrow) + x
+        return torch.cat([y, narrow], 1) if self.apart else y
+
+
+def test_the_convolutions_of_an_inverted_residual_block_are_also_taken_together(store):
+    model = se_resnet9_fixup.randomize(Inverted().half()).eval()
+    x = torch.randn(2, 8, 11, 9, generator=torch.Generator().manual_seed(1)).half()
+    network = capture(model, tuple(x.shape), "f16")
+    taken = with_alternatives(network, ["project.inverted"])
+    [block] = [layer for layer in taken.layers if isinstance(layer.problem, InvertedResidual)]
+    assert str(block.problem.epilogue) == "bias,relu6,conv,bias,hardswish,conv,bias,add"
+    assert block.buffers["add3"] == block.buffers["x"] and len(taken.layers) == len(network.layers) - 2
+    assert error(taken, model, x, store) < 2e-3
+    apart = capture(Inverted(apart=True).half().eval(), tuple(x.shape), "f16")
+    single = capture(model.float(), tuple(x.shape), "f32")
+    for other in (apart, single):
+        assert not [one for one in other.alternatives if one.name.endswith(".inverted")]
 
 
 class Boundary(nn.Module):

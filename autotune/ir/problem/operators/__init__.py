@@ -56,6 +56,7 @@ from autotune.ir.problem.operators.first_layers import FirstLayers
 from autotune.ir.problem.operators.stem import Stem
 from autotune.ir.problem.operators.stem_cast import StemCast
 from autotune.ir.problem.operators.expand_depthwise import ExpandDepthwise
+from autotune.ir.problem.operators.inverted_residual import InvertedResidual
 from autotune.ir.problem.operators.se_tail import SeTail
 from autotune.ir.problem.operators.squeeze_excite import (
     GATE_ACTIVATIONS,
@@ -108,6 +109,7 @@ __all__ = [
     "Gemm",
     "GlobalAvgPool2d",
     "GroupNorm",
+    "InvertedResidual",
     "LayerNorm",
     "MaxPool2d",
     "MaxPool2dGradient",
