@@ -18,6 +18,7 @@ from autotune.ir.problem import (
     ConcatConv2d,
     Conv2d,
     Conv2dFoldedSe,
+    Conv2dPair,
     Conv2dSe,
     Conv2dSeSkip,
     Conv2dSkip,
@@ -93,6 +94,28 @@ def fuse_inverted(expand: Layer, depthwise: Layer, project: Layer, name: str) ->
     _add_arguments(old, problem.epilogue.arguments, buffers, weights)
     scalars = tuple(scalar for layer in layers for scalar in layer.scalars)
     return Layer(name, problem, buffers, weights, scalars)
+
+
+def fuse_convolutions(first: Layer, second: Layer, name: str) -> Layer | None:
+    """Return two convolutions, the second of which reads the first one's result, as one layer without that tensor.
+
+    None if one layer cannot have the tensors, scalars and steps of both. Neither has groups or a dilation.
+    """
+    product, conv = first.problem, second.problem
+    assert isinstance(product, Conv2d) and isinstance(conv, Conv2d)
+    sizes = {size: getattr(product, size) for size in ("n", "h", "w", "c", "dtype")}
+    sizes |= {f"first_{size}": getattr(product, size) for size in ("r", "s", "stride", "pad")}
+    window = {size: getattr(conv, size) for size in ("k", "r", "s", "stride", "pad")}
+    chain = (*product.epilogue.names, "conv", *conv.epilogue.names)
+    problem = _joint(Conv2dPair, chain, **sizes, hidden=product.k, **window)
+    if problem is None:
+        return None
+    buffers = {"x": first.buffers["x"], "y": second.buffers["y"]}
+    weights = {"weight1": first.weights["weight"], "weight2": second.weights["weight"]}
+    old = [(first, argument) for argument in product.epilogue.arguments]
+    old += [(second, argument) for argument in conv.epilogue.arguments]
+    _add_arguments(old, problem.epilogue.arguments, buffers, weights)
+    return Layer(name, problem, buffers, weights, (*first.scalars, *second.scalars))
 
 
 def fuse_cast(stem: Layer, cast: Layer, name: str) -> Layer | None:

@@ -29,6 +29,7 @@ from autotune.ir import (
     fold_gate,
     fuse_cast,
     fuse_concat,
+    fuse_convolutions,
     fuse_expand,
     fuse_gate,
     fuse_inverted,
@@ -48,6 +49,10 @@ _RISING = {"bias", "add_scalar", "relu", "relu6", "clamp", "sigmoid", "tanh", "h
 """Steps that never decrease: max(step(x)) = step(max(x)), so they commute with a max pool."""
 _PADDED = (4, 8)
 """Numbers of channels to which the image is padded, so that kernels can read it in wider accesses."""
+_WINDOWS = ((1, 1), (3, 3))
+"""Filters of two convolutions that are taken together."""
+_MOST_FILTER_BYTES = 3_000_000
+"""Weights of both. Each thread block reads all of them; more take longer than the tensor in between saves."""
 _MERGED = (32, 64)
 """Channels of a merged group: they fill a tensor-core instruction, so the products with zeros cost little."""
 
@@ -79,6 +84,7 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
             case (Conv2d(), Conv2d()):
                 found += list(_expanded(layer, reader))
                 found += list(_inverted(layer, reader, _only_reader(layers, reader)))
+                found += list(_chained(layer, reader))
             case (Concat(), Conv2d()):
                 found += list(_read_by_product(layer, reader))
             case (SeTail() | SqueezeExcite(), Conv2d()):
@@ -335,6 +341,24 @@ def _is_expansion(expand: Layer, depthwise: Layer) -> bool:
     fits = product.is_pointwise and product.groups == 1 and not product.epilogue.accesses_tensors
     is_depthwise = conv.groups == conv.c == conv.k > 1 and conv.dilation == (1, 1)
     return fits and is_depthwise and product.dtype in ("f16", "bf16")
+
+
+def _chained(first: Layer, second: Layer) -> Iterator[Alternative]:
+    """Yield two convolutions, one of which has a window, as one layer that does not write the tensor between them.
+
+    Two 1x1 convolutions are pairs of products: see `_paired`.
+    """
+    product, conv = first.problem, second.problem
+    assert isinstance(product, Conv2d) and isinstance(conv, Conv2d)
+    small = all((one.r, one.s) in _WINDOWS and one.groups == 1 and one.dilation == (1, 1) for one in (product, conv))
+    halves = product.dtype == product.output_dtype in ("f16", "bf16")
+    filters = sum(operand.bytes for one in (product, conv) for operand in one.operands() if operand.role == "weight")
+    small = small and filters <= _MOST_FILTER_BYTES and (product.r, conv.r) != (1, 1)
+    wide = product.c % 8 == 0 and conv.c % 16 == 0  # the kernels' accesses and products of tensor cores
+    if small and wide and halves and not product.epilogue.accesses_tensors:
+        both = fuse_convolutions(first, second, f"{second.name}.chained")
+        if both:
+            yield Alternative(both.name, (first.name, second.name), (both,))
 
 
 def _read_by_product(concat: Layer, conv: Layer) -> Iterator[Alternative]:

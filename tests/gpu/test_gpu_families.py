@@ -372,6 +372,19 @@ PROBLEMS = {
         "inverted_residual n=5 h=7 w=7 c=160 hidden=960 k=160 r=3 s=3 pad=1 dtype={} "
         "epilogue=bias,relu6,conv,bias,relu6,conv,bias,add",
     ],
+    "cuda_conv2d_pair": [
+        "conv2d_pair n=3 h=13 w=9 c=40 hidden=48 k=72 r=3 s=3 pad=1 dtype={} epilogue=bias,relu,conv,bias,relu",
+        "conv2d_pair n=2 h=56 w=56 c=256 hidden=64 k=64 r=3 s=3 pad=1 dtype={} epilogue=bias,relu,conv,bias,relu",
+        "conv2d_pair n=2 h=29 w=28 c=256 hidden=128 k=128 r=3 s=3 stride=2 pad=1 dtype={} epilogue=bias,silu,conv,bias",
+        "conv2d_pair n=7 h=32 w=32 c=16 hidden=16 k=16 first_r=3 first_s=3 first_pad=1 r=3 s=3 pad=1 dtype={} "
+        "epilogue=bias,relu,conv,bias,add,relu",
+        "conv2d_pair n=5 h=16 w=16 c=32 hidden=64 k=64 first_r=3 first_s=3 first_stride=2 first_pad=1 r=3 s=3 pad=1 "
+        "dtype={} epilogue=bias,relu,conv,bias,add,store,relu",
+        "conv2d_pair n=9 h=7 w=7 c=64 hidden=80 k=136 first_r=3 first_s=3 first_pad=1 r=3 s=3 pad=1 dtype={} "
+        "epilogue=scale,bias,relu,conv,bias,add,relu",
+        "conv2d_pair n=2 h=28 w=28 c=64 hidden=64 k=256 first_r=3 first_s=3 first_pad=1 dtype={} "
+        "epilogue=bias,relu,conv,bias,add,relu",
+    ],
     "sm90_conv2d_gradient_sums": [
         "conv2d_gradient_sums n=9 h=56 w=56 c=64 k=256 relu=2 gradients=2 dtype={}",
         "conv2d_gradient_sums n=32 h=28 w=28 c=128 k=128 r=3 s=3 pad=1 relu=1 dtype={}",

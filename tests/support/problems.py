@@ -51,6 +51,8 @@ TEXTS = [
     "epilogue=bias,relu6,conv,bias,silu,conv,bias,add",
     "conv2d_skip n=2 h=9 w=7 c=8 k=16 r=3 s=3 stride=1,1 pad=1,1 dilation=1,1 groups=1 skip_h=17 skip_w=13 skip_c=24 "
     "skip_stride=2,2 dtype=f16 epilogue=bias,relu",
+    "conv2d_pair n=2 h=9 w=7 c=8 hidden=24 k=16 first_r=1 first_s=1 first_stride=1,1 first_pad=0,0 r=3 s=3 stride=2,2 "
+    "pad=1,1 dtype=f16 epilogue=bias,relu,conv,bias,add,relu",
     "pointwise_pair n=2 h=9 w=7 c=8 hidden=24 k=16 dtype=f16 epilogue=bias,add,relu,store,conv,bias,add,relu",
     "se_block n=2 h=3 w=4 c=16 hidden=2 dtype=f16 epilogue=bias,conv,gate,add,relu",
     "stem_se_block n=2 h=8 w=12 c=3 k=16 block=4 hidden=2 dtype=f16 epilogue=relu,keep,conv,bias,conv,gate,add_kept",

@@ -294,6 +294,19 @@ def pair(rng: random.Random) -> str:
     return f"pointwise_pair n={n} h={h} w={w} c={c} hidden={hidden} k={k}"
 
 
+def convolutions(rng: random.Random) -> str:
+    """Two convolutions, of which one or both have a 3x3 filter."""
+    first_r, r = rng.choice(((1, 3), (1, 3), (3, 3), (3, 3), (3, 1)))
+    first_stride = rng.randint(1, 2)
+    stride = rng.randint(1, 2) if first_stride == 1 and r == 3 else 1
+    n, h, w = rng.randint(1, 9), rng.randint(7, 34), rng.randint(7, 34)
+    c, hidden, k = 16 * rng.choice((1, 2, 3, 4, 8)), 16 * rng.choice((1, 2, 3, 4, 8)), 8 * rng.choice((2, 3, 4, 8, 17))
+    c -= 8 * (first_r == 1 and rng.random() < 0.3)
+    sizes = f"n={n} h={h} w={w} c={c} hidden={hidden} k={k} first_r={first_r} first_s={first_r} r={r} s={r}"
+    pads = f"first_pad={rng.choice((0, first_r // 2))} pad={rng.choice((0, r // 2))}"
+    return f"conv2d_pair {sizes} first_stride={first_stride} stride={stride} {pads}"
+
+
 SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_adaptive_avg_pool2d": lambda rng: pixels(
         rng, "adaptive_avg_pool2d", f"p={rng.randint(1, 9)} q={rng.randint(1, 9)}"
@@ -309,6 +322,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_concat": concatenation,
     "cuda_concat_conv2d": concat_convolution,
     "cuda_conv2d": image_convolution,
+    "cuda_conv2d_pair": convolutions,
     "cuda_depth_to_space": lambda rng: pixels(
         rng, "depth_to_space", f"block={rng.randint(1, 3)},{rng.randint(1, 3)} inner={rng.randint(0, 1)}"
     ),

@@ -28,6 +28,7 @@ from autotune.ir import (
     Conv2d,
     Conv2dDgrad,
     Conv2dGradientSums,
+    Conv2dPair,
     Conv2dSe,
     Conv2dSeSkip,
     Conv2dSkip,
@@ -136,6 +137,15 @@ def solve(  # noqa: PLR0911, PLR0912, PLR0915 -- a table
                 return remaining.pop()(v)
 
             return run_chain(problem.epilogue.names, value, given, scalars, convolved_next)
+        case Conv2dPair():
+            value = _dense(given["x"], given["weight1"], problem.first_stride, problem.first_pad)
+            return run_chain(
+                problem.epilogue.names,
+                value,
+                given,
+                scalars,
+                lambda v: _dense(v, given["weight2"], problem.stride, problem.pad),
+            )
         case PointwisePair():
             value = torch.einsum("nhwc,kc->nhwk", given["x"], given["weight1"].flatten(1))
             second = given["weight2"].flatten(1)
@@ -326,6 +336,14 @@ def _depthwise(x: torch.Tensor, weight: torch.Tensor, problem: ExpandDepthwise |
     (down, right), (top, left) = problem.stride, problem.pad
     windows = F.pad(x, (0, 0, left, left, top, top)).unfold(1, problem.r, down).unfold(2, problem.s, right)
     return torch.einsum("npqkrs,krs->npqk", windows, weight.squeeze(1))
+
+
+def _dense(x: torch.Tensor, weight: torch.Tensor, stride: tuple[int, int], pad: tuple[int, int]) -> torch.Tensor:
+    """Return a convolution of x (n, h, w, c) without groups, computed from its windows."""
+    _, _, r, s = weight.shape
+    padded = F.pad(x, (0, 0, pad[1], pad[1], pad[0], pad[0]))
+    windows = padded.unfold(1, r, stride[0]).unfold(2, s, stride[1])
+    return torch.einsum("npqcrs,kcrs->npqk", windows, weight)
 
 
 def _largest(

@@ -14,6 +14,7 @@ from autotune.ir import (
     WHOLE,
     Concat,
     ConcatConv2d,
+    Conv2dPair,
     Conv2dSkip,
     ExpandDepthwise,
     InvertedResidual,
@@ -138,6 +139,50 @@ def test_the_convolutions_of_an_inverted_residual_block_are_also_taken_together(
     single = capture(model.float(), tuple(x.shape), "f32")
     for other in (apart, single):
         assert not [one for one in other.alternatives if one.name.endswith(".inverted")]
+
+
+class Basic(nn.Module):
+    """A residual block of two 3x3 convolutions, the first with a stride, and a projection of its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.down = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 32, 1, 2)
+        self.first, self.second = nn.Conv2d(16, 32, 3, 2, 1), nn.Conv2d(32, 32, 3, padding=1)
+
+    def forward(self, x):
+        x = torch.relu(self.stem(x))
+        return torch.relu(self.second(torch.relu(self.first(x))) + self.down(x))
+
+
+class Bottleneck(nn.Module):
+    """The 1x1 and the 3x3 convolution of a residual block."""
+
+    def __init__(self):
+        super().__init__()
+        self.narrow, self.window, self.head = nn.Conv2d(8, 16, 1), nn.Conv2d(16, 16, 3, 2, 1), nn.Conv2d(16, 8, 1)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.window(torch.relu(self.narrow(x)))))
+
+
+@pytest.mark.parametrize(
+    ("make", "channels", "name", "chain"),
+    [
+        (Basic, 3, "second.chained", "bias,relu,conv,bias,add,relu"),
+        (Bottleneck, 8, "window.chained", "bias,relu,conv,bias,relu"),
+        (Bottleneck, 8, "head.chained", "bias,relu,conv,bias"),
+    ],
+)
+def test_two_convolutions_are_also_taken_together(make, channels, name, chain, store):
+    model = se_resnet9_fixup.randomize(make().half()).eval()
+    x = torch.randn(2, channels, 11, 9, generator=torch.Generator().manual_seed(1)).half()
+    network = capture(model, tuple(x.shape), "f16")
+    taken = with_alternatives(network, [name])
+    [both] = [layer.problem for layer in taken.layers if isinstance(layer.problem, Conv2dPair)]
+    assert str(both.epilogue) == chain and len(taken.layers) == len(network.layers) - 1
+    assert error(taken, model, x, store) < 3e-3
+    single = capture(model.float(), tuple(x.shape), "f32")
+    assert not [one for one in single.alternatives if one.name.endswith(".chained")], "for halves alone"
 
 
 class Boundary(nn.Module):

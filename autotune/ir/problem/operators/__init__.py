@@ -57,6 +57,7 @@ from autotune.ir.problem.operators.stem import Stem
 from autotune.ir.problem.operators.stem_cast import StemCast
 from autotune.ir.problem.operators.expand_depthwise import ExpandDepthwise
 from autotune.ir.problem.operators.inverted_residual import InvertedResidual
+from autotune.ir.problem.operators.conv2d_pair import Conv2dPair
 from autotune.ir.problem.operators.se_tail import SeTail
 from autotune.ir.problem.operators.squeeze_excite import (
     GATE_ACTIVATIONS,
@@ -95,6 +96,7 @@ __all__ = [
     "Conv2dDgrad",
     "Conv2dFoldedSe",
     "Conv2dGradientSums",
+    "Conv2dPair",
     "Conv2dSe",
     "Conv2dSeSkip",
     "Conv2dSkip",

@@ -1,0 +1,476 @@
+// Two convolutions in one kernel with mma.sync; NHWC. The second one reads the first one's result in shared memory.
+//
+// A block computes a tile of kTileH x kTileW outputs of kImages images, with all channels. The hidden tensor of the
+// tile is the first convolution's result with the border that the second one's filter reads. It is computed first, in
+// kPasses passes over its pixels for each slice of kN channels, goes through the inner steps, and is written to shared
+// memory with all its channels; pixels outside of the image are zeros there. The second convolution takes its operands
+// from there, again in slices of kN channels, so no slice computes the hidden tensor anew.
+//
+// The weights of both convolutions stream through one ring of kStages buffers, by cp.async. A filter's weights are
+// (r, s, channels) in memory; a step is kDepth of them, so it may span several taps. The input of a 1x1 convolution
+// goes through the same ring. That of a 3x3 convolution is in shared memory as a whole: a patch, like the hidden tile.
+//
+// A patch has the channels of a pixel together, and 16 bytes behind them, so that the rows of neighbouring pixels are
+// in different banks. With a stride of 2 its even columns come before its odd ones, because a tap reads only one of the
+// two. The distances of rows and of images are such that the first pixel of an output row continues the banks of the
+// last pixel of the row before it.
+//
+// kWhole says along which axes a tile holds the whole image: 0 none, 1 the width, 2 both. Along these the hidden tile
+// has no border that must be computed.
+#pragma once
+#include "common/copies.cuh"
+#include "common/mma.cuh"
+#include "common/ptx/registers.cuh"
+#include "common/ptx/shared_memory.cuh"
+
+namespace at {
+
+template <typename Config>
+struct Conv2dPair {
+  using Element = typename Config::Element;
+  using Steps = typename Config::Steps;
+  static constexpr int kFilter1 = Config::kFilter1, kStride1 = Config::kStride1;
+  static constexpr int kFilter = Config::kFilter, kStride = Config::kStride, kTaps = kFilter * kFilter;
+  static constexpr int kTileH = Config::kTileH, kTileW = Config::kTileW, kImages = Config::kImages;
+  static constexpr int kWhole = Config::kWhole, kWarpsM = Config::kWarpsM, kWarpsN = Config::kWarpsN;
+  static constexpr int kWarpN = Config::kWarpN, kN = kWarpsN * kWarpN, kThreads = 32 * kWarpsM * kWarpsN;
+  static constexpr int kDepth = Config::kDepth, kStages = Config::kStages, kUnits = kDepth / 8;
+  static constexpr int kPitch = 2 * kDepth + 16;  // bytes of a row of the ring: an odd number of units of 16
+  // Neighbouring channels of a thread's sums: two of each of kGroup products of 8 channels.
+  static constexpr int kGroup = kWarpN % 32 == 0 ? 4 : 2, kVector = 2 * kGroup;
+  static_assert(Config::kVector == kVector && kWarpN % 16 == 0 && kDepth % 16 == 0, "no such tile");
+
+  // The hidden pixels that a tile reads, and those of them that it computes for itself.
+  static constexpr int kHaloH = (kTileH - 1) * kStride + kFilter, kHaloW = (kTileW - 1) * kStride + kFilter;
+  static constexpr int kHiddenH = kWhole == 2 && kTileH * kStride < kHaloH ? kTileH * kStride : kHaloH;
+  static constexpr int kHiddenW = kWhole >= 1 && kTileW * kStride < kHaloW ? kTileW * kStride : kHaloW;
+  // The input pixels that these read.
+  static constexpr int kInputH = (kHiddenH - 1) * kStride1 + kFilter1, kInputW = (kHiddenW - 1) * kStride1 + kFilter1;
+  static constexpr bool kPatch = kFilter1 > 1;  // whether the input is in shared memory as a whole
+
+  // A convolution with a tile of kTall x kWide pixels of each image.
+  template <int kTall, int kWide>
+  struct Part {
+    static constexpr int kH = kTall, kW = kWide, kPixels = kImages * kTall * kWide, kTiles = (kPixels + 15) / 16;
+    static constexpr int kMostRows = Config::kRows,
+                         kPasses = (kTiles + kWarpsM * kMostRows - 1) / (kWarpsM * kMostRows);
+    static constexpr int kRows = (kTiles + kWarpsM * kPasses - 1) / (kWarpsM * kPasses);  // a warp's blocks of 16
+    static constexpr int kM = 16 * kWarpsM * kRows;                                       // pixels of a pass
+  };
+  using First = Part<kHiddenH, kHiddenW>;
+  using Second = Part<kTileH, kTileW>;
+  static constexpr int kListed = kPatch ? 0 : First::kPasses * First::kM;  // pixels in the list of `find_pixels`
+  static constexpr int kRingRows = kN + (kPatch ? 0 : First::kM), kStageBytes = kRingRows * kPitch;
+
+  // Indices of the pointers: Problem.operands() of conv2d_pair.
+  enum { kX = 0, kWeight1 = 1, kWeight2 = 2, kY = 3 };
+
+  // A tensor in shared memory. All distances are in bytes.
+  struct Patch {
+    int pixel, row, image, bytes;
+    // kTall x kWide pixels of an image, read by outputs in rows of kRead and columns of kAcross.
+    template <int kTall, int kWide, int kStep, int kRead, int kAcross>
+    AT_DEVICE static Patch make(int channels) {
+      const int units = channels / 8 + 1, columns = kStep == 2 ? (kWide + 1) / 2 * 2 : kWide;
+      int row = columns * units;
+      for (int more = 0; more < 8; ++more)
+        if ((kStep * (row + more) - kAcross * units) % 8 == 0) {
+          row += more;
+          break;
+        }
+      int image = kTall * row;
+      while ((image - kRead * kStep * row) % 8) ++image;
+      return {16 * units, 16 * row, 16 * image, 16 * kImages * image};
+    }
+  };
+  // Returns the place of a column in a row of a patch of this width, which is read with this stride.
+  template <int kStep, int kWide>
+  AT_DEVICE static int place(int column) {
+    return kStep == 2 ? column % 2 * ((kWide + 1) / 2) + column / 2 : column;
+  }
+
+  struct Params {
+    at_conv2d_pair a;
+    int tiles_h, tiles_w, depth[2], slices[2], channels[2];  // of the first and of the second convolution
+    Patch input, hidden;
+    int ring;         // the place of the ring in shared memory
+    int taps[2][10];  // the distances of the taps in a patch; one more, which is not used
+    at_pointers p;
+  };
+
+  AT_DEVICE static void prepare(const at_conv2d_pair& a, at_prepared* out) {
+    if (a.first_r != kFilter1 || a.first_s != kFilter1 || a.first_stride_h != kStride1 || a.first_stride_w != kStride1)
+      return refused(out, "the first filter and stride must be those that the kernel is compiled for");
+    if (a.r != kFilter || a.s != kFilter || a.stride_h != kStride || a.stride_w != kStride)
+      return refused(out, "the second filter and stride must be those that the kernel is compiled for");
+    if (a.c % (kPatch ? 16 : 8)) return refused(out, "c must be a multiple of 16, or of 8 before a 1x1 filter");
+    if (a.hidden % 16 || a.k % 8) return refused(out, "hidden must be a multiple of 16, and k of 8");
+    if (a.pad_h >= kFilter || a.pad_w >= kFilter) return refused(out, "the padding must be less than the filter");
+    if ((kWhole >= 1 && (a.q > kTileW || needed(a.hidden_w, a.q, a.pad_w) > kHiddenW)) ||
+        (kWhole == 2 && (a.p > kTileH || needed(a.hidden_h, a.p, a.pad_h) > kHiddenH)))
+      return refused(out, "the tile must hold the whole image along the axes that the kernel is compiled for");
+    Params x;
+    x.a = a;
+    x.tiles_h = ceil_div(a.p, kTileH), x.tiles_w = ceil_div(a.q, kTileW);
+    x.channels[0] = a.c, x.channels[1] = a.hidden;
+    x.depth[0] = kFilter1 * kFilter1 * a.c, x.depth[1] = kTaps * a.hidden;
+    x.slices[0] = ceil_div(a.hidden, kN), x.slices[1] = ceil_div(a.k, kN);
+    x.input = {0, 0, 0, 0};
+    if (kPatch) x.input = Patch::template make<kInputH, kInputW, kStride1, kHiddenH, kHiddenW>(a.c);
+    x.hidden = Patch::template make<kHaloH, kHaloW, kStride, kTileH, kTileW>(a.hidden);
+    for (int i = 0; i < 10; ++i) {
+      const int r1 = i / kFilter1, r2 = i / kFilter;
+      x.taps[0][i] = r1 * x.input.row + place<kStride1, kInputW>(i % kFilter1) * x.input.pixel;
+      x.taps[1][i] = r2 * x.hidden.row + place<kStride, kHaloW>(i % kFilter) * x.hidden.pixel;
+    }
+    x.ring = x.input.bytes + x.hidden.bytes;
+    const int64_t bytes = (int64_t)x.ring + kStages * kStageBytes + 4 * kListed;
+    if (bytes > AT_MAX_SHARED_BYTES) return refused(out, "the block needs more shared memory than there is");
+    const int blocks = ceil_div(a.n, kImages) * x.tiles_h * x.tiles_w;
+    prepared(out, x, blocks, 1, 1, kThreads, (int)bytes, 0);
+  }
+
+  // Returns how many hidden rows or columns of the image the outputs read.
+  AT_DEVICE static int needed(int hidden, int outputs, int pad) {
+    return min(hidden, (outputs - 1) * kStride + kFilter - pad);
+  }
+
+  // The tile of a block: its first image and output pixel, and the first hidden pixel that it computes.
+  struct Tile {
+    int image, p, q, top, left;
+    AT_DEVICE explicit Tile(const Params& x) {
+      const int column = blockIdx.x % x.tiles_w, rest = blockIdx.x / x.tiles_w;
+      image = rest / x.tiles_h * kImages, p = rest % x.tiles_h * kTileH, q = column * kTileW;
+      top = kWhole == 2 ? 0 : p * kStride - x.a.pad_h, left = kWhole >= 1 ? 0 : q * kStride - x.a.pad_w;
+    }
+  };
+
+  // Pixel m of a convolution's tile, relative to the first one.
+  template <typename Of>
+  struct Pixel {
+    int image, row, column;
+    AT_DEVICE explicit Pixel(int m) { image = m / (Of::kH * Of::kW), row = m / Of::kW % Of::kH, column = m % Of::kW; }
+  };
+
+  // The part of a pass that a thread's warp computes.
+  struct Warp {
+    int lane, m, n;  // m: index of the warp among those along pixels; n: its first channel of a slice
+    AT_DEVICE Warp() {
+      const int warp = ptx::warp_uniform(threadIdx.x / 32);
+      lane = threadIdx.x % 32, m = warp / kWarpsN, n = warp % kWarpsN * kWarpN;
+    }
+  };
+
+  // Threads that copy neighbouring units of a row of the ring, and the rows that all threads copy at a time.
+  static constexpr int kLanes = kUnits % 8 == 0 ? 8 : kUnits % 4 == 0 ? 4 : 2, kCopied = kThreads / kLanes;
+
+  // Copies the steps of both convolutions to the ring, in the order in which they are multiplied.
+  struct Loader {
+    int part = 0, slice = 0, pass = 0, k = 0, slot = 0;
+
+    AT_DEVICE void advance(const Params& x) {
+      if (++slot == kStages) slot = 0;
+      if (part > 1 || (k += kDepth) < x.depth[part]) return;
+      k = 0;
+      if (++pass < (part ? Second::kPasses : First::kPasses)) return;
+      pass = 0;
+      if (++slice < x.slices[part]) return;
+      slice = 0, ++part;
+    }
+
+    // Starts to copy the step's weights; zeros where there is no such filter or weight. Filters are in such an order
+    // that the sums of a thread belong to kVector neighbouring channels.
+    AT_DEVICE void weights(const Params& x, uint32_t ring) const {
+      if (part > 1) return;
+      const Element* from = (const Element*)x.p.p[part ? kWeight2 : kWeight1];
+      const int depth = x.depth[part], filters = part ? x.a.k : x.a.hidden;
+      const uint32_t to = ring + slot * kStageBytes + 16 * (threadIdx.x % kLanes);
+      const int unit = threadIdx.x % kLanes, left = depth - k - 8 * unit;
+#pragma unroll
+      for (int i = 0; i < (kN + kCopied - 1) / kCopied; ++i) {
+        const int row = i * kCopied + threadIdx.x / kLanes, filter = slice * kN + row;
+        if (kN % kCopied && row >= kN) break;
+        constexpr int kBlock = 8 * kGroup;
+        const int at = row / kBlock * kBlock + row % kVector / 2 * 8 + row % kBlock / kVector * 2 + row % 2;
+        const Element* source = from + (int64_t)(filter < filters ? filter : 0) * depth + k + 8 * unit;
+#pragma unroll
+        for (int u = 0; u < kUnits; u += kLanes) {
+          const bool inside = filter < filters && 8 * u < left;
+          copy_async(to + at * kPitch + 16 * u, inside ? source + 8 * u : from, 16, inside);
+        }
+      }
+    }
+
+    // Starts to copy the step's input of a 1x1 convolution.
+    AT_DEVICE void input(const Params& x, const int* pixels, uint32_t ring) const {
+      if (kPatch || part > 0) return;
+      const Element* from = (const Element*)x.p.p[kX];
+      const int unit = threadIdx.x % kLanes, left = x.a.c - k - 8 * unit;
+      const uint32_t to = ring + slot * kStageBytes + kN * kPitch + 16 * unit;
+#pragma unroll
+      for (int i = 0; i < (First::kM + kCopied - 1) / kCopied; ++i) {
+        const int row = i * kCopied + threadIdx.x / kLanes;
+        if (First::kM % kCopied && row >= First::kM) break;
+        const int pixel = pixels[pass * First::kM + row];
+        const Element* source = from + (int64_t)max(pixel, 0) * x.a.c + k + 8 * unit;
+#pragma unroll
+        for (int u = 0; u < kUnits; u += kLanes) {
+          const bool inside = pixel >= 0 && 8 * u < left;
+          copy_async(to + row * kPitch + 16 * u, inside ? source + 8 * u : from, 16, inside);
+        }
+      }
+    }
+  };
+
+  // Finds the input pixels of a 1x1 convolution: their indices in x, or -1 outside of the image.
+  AT_DEVICE static void find_pixels(const Params& x, const Tile& tile, int* pixels) {
+    for (int m = threadIdx.x; m < kListed; m += kThreads) {
+      const Pixel<First> own(m);
+      const int n = tile.image + own.image, h = (tile.top + own.row) * kStride1 - x.a.first_pad_h,
+                w = (tile.left + own.column) * kStride1 - x.a.first_pad_w;
+      const bool inside = m < First::kPixels && n < x.a.n && h >= 0 && h < x.a.h && w >= 0 && w < x.a.w;
+      pixels[m] = inside ? (n * x.a.h + h) * x.a.w + w : -1;
+    }
+  }
+
+  // Starts to copy the input of a 3x3 convolution, with zeros outside of the image.
+  AT_DEVICE static void load_patch(const Params& x, const Tile& tile, uint32_t to) {
+    const int units = x.a.c / 8, top = tile.top * kStride1 - x.a.first_pad_h,
+              left = tile.left * kStride1 - x.a.first_pad_w;
+    for (int i = threadIdx.x; i < kImages * kInputH * kInputW * units; i += kThreads) {
+      const int pixel = i / units, unit = i - pixel * units;
+      const int image = pixel / (kInputH * kInputW), row = pixel / kInputW % kInputH, column = pixel % kInputW;
+      const int n = tile.image + image, h = top + row, w = left + column;
+      const bool inside = n < x.a.n && h >= 0 && h < x.a.h && w >= 0 && w < x.a.w;
+      const int64_t offset = inside ? ((int64_t)(n * x.a.h + h) * x.a.w + w) * x.a.c + 8 * unit : 0;
+      copy_async(
+          to + image * x.input.image + row * x.input.row + place<kStride1, kInputW>(column) * x.input.pixel + 16 * unit,
+          (const Element*)x.p.p[kX] + offset, 16, inside);
+    }
+  }
+
+  AT_DEVICE static void run(const Params& x, char* shared) {
+    const Tile tile(x);
+    const Warp warp;
+    const uint32_t memory = ptx::cast_smem_ptr_to_uint(shared), ring = memory + x.ring;
+    const uint32_t hidden = memory + x.input.bytes;
+    int* pixels = (int*)(shared + x.ring + kStages * kStageBytes);
+    Loader loader;
+#pragma unroll
+    for (int i = 0; i < kStages - 1; ++i) {
+      loader.weights(x, ring);
+      loader.advance(x);
+    }
+    if constexpr (kWhole > 0)  // the border, which no pixel is written to
+      for (int i = 16 * threadIdx.x; i < x.hidden.bytes; i += 16 * kThreads)
+        ptx::st_shared(hidden + i, make_uint4(0, 0, 0, 0));
+    if constexpr (!kPatch) {
+      find_pixels(x, tile, pixels);
+      __syncthreads();
+    }
+    griddepcontrol_wait();
+    if constexpr (kPatch) load_patch(x, tile, memory);
+    Loader early;
+#pragma unroll
+    for (int i = 0; i < kStages - 1; ++i) {
+      early.input(x, pixels, ring);
+      early.advance(x);
+      commit_copies();
+    }
+    int slot = 0;  // the buffer that is multiplied next
+    convolve<0, First>(
+        x, pixels, warp, loader, slot, memory, ring, [](int, int) {},
+        [&](auto& sums, int slice, int pass) {
+          write_hidden(x, tile, warp, sums, slice, pass, shared + x.input.bytes);
+        });
+    Output output;
+    convolve<1, Second>(
+        x, pixels, warp, loader, slot, hidden, ring,
+        [&](int slice, int pass) {
+          if (Output::kEarly) output.begin(x, tile, warp, slice, pass);
+        },
+        [&](auto& sums, int slice, int pass) {
+          if (slice + 1 == x.slices[1] && pass + 1 == Second::kPasses) launch_dependents();
+          output.finish(x, tile, warp, sums, slice, pass);
+        });
+  }
+
+ private:
+  // Runs a convolution; calls begin(slice, pass) before the products of each pass, and finish(sums, slice, pass).
+  template <int kIndex, typename Of, typename Begin, typename Finish>
+  AT_DEVICE static void convolve(const Params& x, const int* pixels, const Warp& warp, Loader& loader, int& slot,
+                                 uint32_t patch, uint32_t ring, const Begin& begin, const Finish& finish) {
+    constexpr bool kFromRing = kIndex == 0 && !kPatch;
+    const int lane = warp.lane, depth = x.depth[kIndex], each = x.channels[kIndex] / 16;
+    // ldmatrix: the row of 8 elements whose address a lane passes.
+    const uint32_t filters = ring + (warp.n + lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16;
+    for (int slice = 0; slice < x.slices[kIndex]; ++slice)
+      for (int pass = 0; pass < Of::kPasses; ++pass) {
+        const int first = (pass * kWarpsM + warp.m) * Of::kRows;  // the warp's first block of 16 pixels
+        uint32_t rows[Of::kRows];
+        find_rows<kIndex, Of>(x, warp, first, kFromRing ? ring + kN * kPitch : patch, rows);
+        begin(slice, pass);
+        float sums[Of::kRows][kWarpN / 8][4] = {};
+        int tap = 0, left = each, offset = 0;  // of the next product: its tap, products left of it, place in the patch
+        for (int k = 0; k < depth; k += kDepth) {
+          wait_for_copies<kStages - 2>();
+          __syncthreads();
+          const bool works = first < Of::kTiles;
+          const uint32_t stage = slot * kStageBytes;
+          const auto multiply = [&](int step) {
+            uint32_t a[Of::kRows][4], b[kWarpN / 16][4];
+            const uint32_t from = kFromRing ? stage + 32 * step : offset;
+#pragma unroll
+            for (int m = 0; m < Of::kRows; ++m) load_matrices(a[m], rows[m] + from);
+#pragma unroll
+            for (int n = 0; n < kWarpN / 16; ++n) load_matrices(b[n], filters + stage + n * 16 * kPitch + 32 * step);
+#pragma unroll
+            for (int m = 0; m < Of::kRows; ++m)
+#pragma unroll
+              for (int n = 0; n < kWarpN / 8; ++n)
+                mma<Element>(sums[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+            if constexpr (!kFromRing) {
+              offset += 32;
+              if (--left == 0) left = each, offset = x.taps[kIndex][++tap];
+            }
+          };
+          if (works) multiply(0);
+          // The next copies overwrite the step before this one, which all threads have multiplied.
+          loader.weights(x, ring);
+          loader.input(x, pixels, ring);
+          loader.advance(x);
+          commit_copies();
+          if (works && depth - k >= kDepth) {
+#pragma unroll
+            for (int step = 1; step < kDepth / 16; ++step) multiply(step);
+          } else if (works) {
+#pragma unroll 1
+            for (int step = 1; 16 * step < depth - k; ++step) multiply(step);
+          }
+          if (++slot == kStages) slot = 0;
+        }
+        finish(sums, slice, pass);
+      }
+  }
+
+  // Finds the rows that this lane passes to ldmatrix, without stage, tap and step.
+  template <int kIndex, typename Of>
+  AT_DEVICE static void find_rows(const Params& x, const Warp& warp, int first, uint32_t base,
+                                  uint32_t (&rows)[Of::kRows]) {
+#pragma unroll
+    for (int i = 0; i < Of::kRows; ++i) {
+      const int row = 16 * i + warp.lane % 16, m = 16 * first + row;
+      if constexpr (kIndex == 0 && !kPatch) {
+        rows[i] = base + (warp.m * Of::kRows * 16 + row) * kPitch;
+      } else {
+        const Patch& patch = kIndex == 0 ? x.input : x.hidden;
+        constexpr int kStep = kIndex == 0 ? kStride1 : kStride;
+        const Pixel<Of> own(m < Of::kPixels ? m : 0);
+        // An even column is its half in the order of a stride of 2.
+        rows[i] = base + own.image * patch.image + own.row * kStep * patch.row + own.column * patch.pixel;
+      }
+      rows[i] += warp.lane / 16 * 16;
+    }
+  }
+
+  // Takes kVector neighbouring channels of a pixel from the sums: those of lane / 4 + 8 half in block m.
+  template <int kRows>
+  AT_DEVICE static void take(float (&v)[kVector], const float (&sums)[kRows][kWarpN / 8][4], int m, int half,
+                             int group) {
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) v[e] = sums[m][group * kGroup + e / 2][2 * half + e % 2];
+  }
+
+  // Applies the inner steps and writes a pass of the hidden tile.
+  AT_DEVICE static void write_hidden(const Params& x, const Tile& tile, const Warp& warp,
+                                     const float (&sums)[First::kRows][kWarpN / 8][4], int slice, int pass,
+                                     char* hidden) {
+    const at_conv2d_pair& a = x.a;
+    const int down = kWhole == 2 ? a.pad_h : 0, right = kWhole >= 1 ? a.pad_w : 0;
+#pragma unroll
+    for (int i = 0; i < First::kRows; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int m = 16 * ((pass * kWarpsM + warp.m) * First::kRows + i) + 8 * half + warp.lane / 4;
+        const Pixel<First> own(m);
+        const int row = own.row + down, column = own.column + right, h = tile.top + own.row, w = tile.left + own.column;
+        if (m >= First::kPixels || row >= kHaloH || column >= kHaloW) continue;
+        const bool inside = tile.image + own.image < a.n && h >= 0 && h < a.hidden_h && w >= 0 && w < a.hidden_w;
+        char* to =
+            hidden + own.image * x.hidden.image + row * x.hidden.row + place<kStride, kHaloW>(column) * x.hidden.pixel;
+#pragma unroll
+        for (int group = 0; group < kWarpN / (8 * kGroup); ++group) {
+          const int channel = slice * kN + warp.n + group * 8 * kGroup + warp.lane % 4 * kVector;
+          if (channel >= a.hidden) continue;
+          float v[kVector] = {};
+          if (inside) {
+            take(v, sums, i, half, group);
+            Steps::inner(v, x.p.p, a.scalars, channel);
+          }
+          store(v, (Element*)to + channel);
+        }
+      }
+  }
+
+  // Applies the steps behind the second convolution to a pass and writes the output. The steps' tensors are loaded
+  // kAhead blocks of 16 pixels ahead: those of the first ones before the products, if the sums leave registers for
+  // them.
+  struct Output {
+    static constexpr bool kOne = sizeof(typename Steps::Fetched) <= 16;  // at most one tensor
+    static constexpr bool kEarly = kOne && Second::kRows * kWarpN <= 128;
+    static constexpr int kGroups = kWarpN / (8 * kGroup), kAhead = kOne && Second::kRows > 1 ? 2 : 1;
+    typename Steps::Fetched fetched[kAhead][2][kGroups];
+    int pixels[kAhead][2];  // indices of pixels in y, or -1
+
+    AT_DEVICE void fetch(const Params& x, const Tile& tile, const Warp& warp, int slice, int pass, int i) {
+      const at_conv2d_pair& a = x.a;
+      const int first = slice * kN + warp.n + warp.lane % 4 * kVector;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int m = 16 * ((pass * kWarpsM + warp.m) * Second::kRows + i) + 8 * half + warp.lane / 4;
+        const Pixel<Second> own(m);
+        const int n = tile.image + own.image, p = tile.p + own.row, q = tile.q + own.column;
+        const bool inside = m < Second::kPixels && n < a.n && p < a.p && q < a.q;
+        const int pixel = inside ? (n * a.p + p) * a.q + q : -1;
+        pixels[i % kAhead][half] = pixel;
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group)
+          if (inside && first + group * 8 * kGroup < a.k)
+            Steps::fetch(fetched[i % kAhead][half][group], x.p.p, (int64_t)pixel * a.k + first + group * 8 * kGroup);
+      }
+    }
+
+    AT_DEVICE void begin(const Params& x, const Tile& tile, const Warp& warp, int slice, int pass) {
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) fetch(x, tile, warp, slice, pass, i);
+    }
+
+    AT_DEVICE void finish(const Params& x, const Tile& tile, const Warp& warp,
+                          const float (&sums)[Second::kRows][kWarpN / 8][4], int slice, int pass) {
+      const at_conv2d_pair& a = x.a;
+      const int first = slice * kN + warp.n + warp.lane % 4 * kVector;
+      if (!kEarly) begin(x, tile, warp, slice, pass);
+#pragma unroll
+      for (int i = 0; i < Second::kRows; ++i) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int pixel = pixels[i % kAhead][half];
+          if (pixel < 0) continue;
+#pragma unroll
+          for (int group = 0; group < kGroups; ++group) {
+            const int channel = first + group * 8 * kGroup;
+            if (channel >= a.k) continue;
+            const int64_t offset = (int64_t)pixel * a.k + channel;
+            float v[kVector];
+            take(v, sums, i, half, group);
+            Steps::apply(v, x.p.p, a.scalars, channel, offset, fetched[i % kAhead][half][group]);
+            store(v, (Element*)x.p.p[kY] + offset);
+          }
+        }
+        if (i + kAhead < Second::kRows) fetch(x, tile, warp, slice, pass, i + kAhead);
+      }
+    }
+  };
+};
+
+}  // namespace at
