@@ -93,6 +93,7 @@ from autotune.ir.problem import (
     Stem,
     StemBlock,
     StemCast,
+    StemPointwise,
     StemSeBlock,
     StemSeBlockPool,
     Tensors,
@@ -123,6 +124,7 @@ from autotune.ir.rewrites import (
     fuse_pool_projection,
     fuse_projection,
     fuse_skip,
+    fuse_stem,
     split_gate,
 )
 from autotune.ir.weight_layout import pack_weight, turn_weight
@@ -220,6 +222,7 @@ __all__ = [
     "Stem",
     "StemBlock",
     "StemCast",
+    "StemPointwise",
     "StemSeBlock",
     "StemSeBlockPool",
     "Step",
@@ -248,6 +251,7 @@ __all__ = [
     "fuse_pool_projection",
     "fuse_projection",
     "fuse_skip",
+    "fuse_stem",
     "input_name",
     "is_built_in",
     "is_input",

@@ -24,7 +24,7 @@ _WHOLE_IMAGES = ((7, 7), (8, 8))  # tiles that a block may have of several image
 _VECTOR, _PADDING, _SUM_PADDING = 8, 8, 8  # kVector, kPadding, and kSumPitch less kColumns of the template
 _MAX_REGISTERS = 190  # of a thread's sums and operands; addresses and the like take the rest of 255
 _OPERAND_REGISTERS = 24  # of a product: operands and addresses
-_SPARE_REGISTERS = 36  # with fewer, some kernels spill
+_SPARE_REGISTERS = 36  # that ptxas gets beside the estimate: with 34, some kernels spill
 _ADDRESS_REGISTERS, _KEPT_TAPS = 16, 12  # of the depthwise convolution; other taps are read again
 
 # For the cost, in cycles of an SM: estimates from instruction rates, not fitted.
@@ -34,8 +34,8 @@ _STEP_INSTRUCTIONS = 5  # for each element that steps are applied to: a bias, a 
 _MATRIX_LOAD = 4  # of a warp: 512 bytes of shared memory
 _MEMORY_BYTES_A_CYCLE, _L2_BYTES_A_CYCLE = 13, 35
 _START, _CLUSTER, _CHUNK_WAIT = 2500, 1500, 500
-# Cycles without an instruction, over those with one, times the warps of an SM. cuda_expand_depthwise, which has the same
-# phases, issued an instruction in half of the cycles with 8 to 12 warps on an H200.
+# Cycles without an instruction over those with one, times the warps of an SM. By the times of cuda_expand_depthwise on
+# an H200, whose phases are the same, an SM with 8 to 12 warps executes half of the instructions that it could.
 _STALLS = 7
 
 
@@ -170,7 +170,7 @@ class Tile:
         return self.sums + max(expand, 4 * rows + _OPERAND_REGISTERS, work.registers if work else 0)
 
     def blocks(self, arch: Architecture) -> int:
-        """Return the blocks of an SM for whose registers the kernel is compiled: ptxas gets some more than estimated."""
+        """Return the blocks of an SM for whose registers the kernel is compiled."""
         most = arch.sm_registers // self.threads // (self.registers() + _SPARE_REGISTERS)
         return max(1, min(most, 512 // self.threads))
 
