@@ -93,7 +93,6 @@ from autotune.ir.problem import (
     Stem,
     StemBlock,
     StemCast,
-    StemPointwise,
     StemSeBlock,
     StemSeBlockPool,
     Tensors,
@@ -124,7 +123,6 @@ from autotune.ir.rewrites import (
     fuse_pool_projection,
     fuse_projection,
     fuse_skip,
-    fuse_stem,
     split_gate,
 )
 from autotune.ir.weight_layout import pack_weight, turn_weight
@@ -222,7 +220,6 @@ __all__ = [
     "Stem",
     "StemBlock",
     "StemCast",
-    "StemPointwise",
     "StemSeBlock",
     "StemSeBlockPool",
     "Step",
@@ -251,7 +248,6 @@ __all__ = [
     "fuse_pool_projection",
     "fuse_projection",
     "fuse_skip",
-    "fuse_stem",
     "input_name",
     "is_built_in",
     "is_input",

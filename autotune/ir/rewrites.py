@@ -33,7 +33,6 @@ from autotune.ir.problem import (
     SqueezeExcite,
     Stem,
     StemCast,
-    StemPointwise,
 )
 
 P = TypeVar("P", bound=Problem)
@@ -150,9 +149,15 @@ def fuse_pair(first: Layer, second: Layer, name: str, keep: bool) -> Layer | Non
         keep: Whether it also writes the tensor between them, for other readers.
     """
     product, other = _as_convolution(first), _as_convolution(second)
-    names, old = _chain_around_conv(first, second, keep)
+    old = [(first, argument) for argument in product.epilogue.arguments]
+    chain = product.epilogue.names
+    if keep:
+        (written,) = Epilogue(("store",)).arguments
+        old.append((dataclasses.replace(first, buffers={written.name: first.buffers["y"]}), written))
+        chain = (*chain, "store")
+    old += [(second, argument) for argument in other.epilogue.arguments]
     sizes = {size: getattr(product, size) for size in ("n", "h", "w", "c", "dtype")}
-    problem = _joint(PointwisePair, names, **sizes, hidden=product.k, k=other.k)
+    problem = _joint(PointwisePair, (*chain, "conv", *other.epilogue.names), **sizes, hidden=product.k, k=other.k)
     if problem is None:
         return None
     buffers = {"x": first.buffers["x"], "y": second.buffers["y"]}
@@ -164,47 +169,6 @@ def fuse_pair(first: Layer, second: Layer, name: str, keep: bool) -> Layer | Non
     }
     _add_arguments(old, problem.epilogue.arguments, buffers, weights)
     return Layer(name, problem, buffers, weights, (*first.scalars, *second.scalars))
-
-
-def fuse_stem(stem: Layer, conv: Layer, name: str, keep: bool) -> Layer | None:
-    """Return a stem and a 1x1 convolution that reads its result as one layer.
-
-    None if one layer cannot have all the tensors, scalars and steps of the two.
-
-    Args:
-        stem: The stem.
-        conv: The convolution.
-        name: Name of the layer.
-        keep: Whether it also writes the tensor between them, for other readers.
-    """
-    first, product = stem.problem, conv.problem
-    assert isinstance(first, Stem) and isinstance(product, Conv2d)
-    names, old = _chain_around_conv(stem, conv, keep)
-    problem = _joint(StemPointwise, names, **_fields_without_epilogue(first), outputs=product.k)
-    if problem is None:
-        return None
-    buffers = {"x": stem.buffers["x"], "y": conv.buffers["y"]}
-    weights = {"weight1": stem.weights["weight"], "weight2": conv.weights["weight"]}
-    _add_arguments(old, problem.epilogue.arguments, buffers, weights)
-    return Layer(name, problem, buffers, weights, (*stem.scalars, *conv.scalars))
-
-
-def _chain_around_conv(first: Layer, second: Layer, keep: bool) -> tuple[tuple[str, ...], list[tuple[Layer, Argument]]]:
-    """Return the steps of two layers with `conv` between them, and their arguments with the layers that have them.
-
-    Args:
-        first: The first.
-        second: The second, which convolves the result of the first.
-        keep: Whether a step `store` writes the first one's result.
-    """
-    before, after = first.problem.epilogue, second.problem.epilogue
-    names, old = before.names, [(first, argument) for argument in before.arguments]
-    if keep:
-        (written,) = Epilogue(("store",)).arguments
-        old.append((dataclasses.replace(first, buffers={written.name: first.buffers["y"]}), written))
-        names = (*names, "store")
-    old += [(second, argument) for argument in after.arguments]
-    return (*names, "conv", *after.names), old
 
 
 def _as_convolution(layer: Layer) -> Conv2d:

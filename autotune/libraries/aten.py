@@ -19,8 +19,6 @@ from autotune.ir import (
     Epilogue,
     FirstLayers,
     Problem,
-    Stem,
-    StemCast,
     Tensors,
     compute,
 )
@@ -33,13 +31,10 @@ FAMILY = "aten"
 PASSES = (Conv2d, Conv2dDgrad, Conv2dWgrad)
 """Problems that torch solves by one operator; it computes the reference of any other."""
 
-_CONVOLUTIONS = (*PASSES, Stem, StemCast)
-"""Problems with a convolution whose memory format is a choice."""
-
 
 def configs(problem: Problem) -> list[dict[str, str]]:
     """Return the configs of torch's candidates: convolutions in both memory formats, other problems in one."""
-    formats = ["channels_last", "contiguous"] if isinstance(problem, _CONVOLUTIONS) else ["channels_last"]
+    formats = ["channels_last", "contiguous"] if isinstance(problem, (*PASSES, FirstLayers)) else ["channels_last"]
     return [{"memory_format": name} for name in formats]
 
 
@@ -103,7 +98,7 @@ def bind(
     Returns:
         run(late): solves the problem; the tensors in `late` replace those of the same name.
     """
-    if not isinstance(problem, _CONVOLUTIONS):
+    if not isinstance(problem, (*PASSES, FirstLayers)):
         bytes_ = {problem.dtype, problem.output_dtype} & set(BYTE_FORMATS)
 
         def run(late: Tensors) -> None:

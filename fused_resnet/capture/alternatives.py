@@ -36,7 +36,6 @@ from autotune.ir import (
     fuse_pair,
     fuse_pool_projection,
     fuse_skip,
-    fuse_stem,
     is_output,
     split_gate,
 )
@@ -81,7 +80,7 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
             continue
         match (layer.problem, reader.problem):
             case (ToChannelsLast(), Conv2d()) if not layer.problem.epilogue.names:
-                found += list(_first_layers(flow, layer, reader))
+                found += list(_first_layers(layers, layer, reader))
             case (Conv2d(), Conv2d()):
                 found += list(_expanded(layer, reader))
                 found += list(_inverted(layer, reader, _only_reader(layers, reader)))
@@ -238,13 +237,11 @@ def _without(mapping: Mapping[str, T], name: str) -> dict[str, T]:
     return {key: value for key, value in mapping.items() if key != name}
 
 
-def _first_layers(flow: Sequence[_Flow], image: Layer, conv: Layer) -> Iterator[Alternative]:
+def _first_layers(layers: Sequence[Layer], image: Layer, conv: Layer) -> Iterator[Alternative]:
     """Yield ways to compute a convolution of the caller's image.
 
-    With padded channels; reading NCHW itself; together with the max pool after it; and with a 1x1 convolution after
-    the pool.
+    With padded channels; reading NCHW itself; and together with the max pool after it.
     """
-    layers = [one.layer for one in flow]
     problem, entry = conv.problem, image.problem
     assert isinstance(problem, Conv2d) and isinstance(entry, ToChannelsLast)
     if problem.groups != 1:
@@ -286,7 +283,6 @@ def _first_layers(flow: Sequence[_Flow], image: Layer, conv: Layer) -> Iterator[
         if pooled.problem.output_shape == pool.problem.output_shape:
             yield Alternative(pooled.name, (*both, pool.name), (pooled,))
             yield from _with_cast(layers, pooled, pool, (*both, pool.name))
-            yield from _with_product(flow, pooled, (*both, pool.name))
 
 
 def _with_cast(layers: Sequence[Layer], stem: Layer, last: Layer, replaced: tuple[str, ...]) -> Iterator[Alternative]:
@@ -304,43 +300,6 @@ def _with_cast(layers: Sequence[Layer], stem: Layer, last: Layer, replaced: tupl
     both = fuse_cast(stem, cast, f"{stem.name}.{cast.problem.result}")
     if both:
         yield Alternative(both.name, (*replaced, cast.name), (both,))
-
-
-def _with_product(flow: Sequence[_Flow], stem: Layer, replaced: tuple[str, ...]) -> Iterator[Alternative]:
-    """Yield a stem together with a 1x1 convolution that reads its result: the one with the fewest outputs.
-
-    If others read the result too, such as the projection of a residual block, it is written as well.
-
-    Args:
-        flow: All layers.
-        stem: The stem.
-        replaced: The layers in whose place the stem stands.
-    """
-    made = stem.buffers["y"]
-    if is_output(made) or stem.problem.dtype not in ("f16", "bf16"):
-        return
-    readers = [one for one in flow if made in one.reads]
-    later = _computed_from(flow, made)  # the stem cannot wait for these
-    products = [one for one in readers if later.isdisjoint(one.reads) and _multiplies(one.layer, stem)]
-    if not products:
-        return
-    conv = min(products, key=lambda one: one.layer.problem.output_shape[-1]).layer
-    keep = len(readers) > 1
-    y = stem.problem.operands()[2].bytes
-    saved = y if keep else 2 * y
-    if saved < _LEAST_SAVED * (stem.problem.bytes + conv.problem.bytes):
-        return
-    both = fuse_stem(stem, conv, f"{conv.name}.stem_pointwise", keep)
-    if both:
-        yield Alternative(both.name, (*replaced, conv.name), (both,))
-
-
-def _multiplies(conv: Layer, stem: Layer) -> bool:
-    """Return whether a layer is a 1x1 convolution whose input, and no other operand, is a stem's result."""
-    problem, made = conv.problem, stem.buffers["y"]
-    is_read_once = conv.buffers.get("x") == made and list(conv.buffers.values()).count(made) == 1
-    in_shape = problem.operands()[0].shape == stem.problem.output_shape
-    return isinstance(problem, Conv2d) and _is_product(conv) and is_read_once and in_shape
 
 
 def _max_pool_after(layers: Sequence[Layer], conv: Layer) -> Layer | None:

@@ -212,19 +212,9 @@ struct StemKernel {
     }
   }
 
-  // A sink: takes the pooled rows of a warp's strip, from top to bottom. This one stores them; see stem_pointwise.cuh.
-  // pooled: a thread's pixel, in the places of pixel 0.
-  struct Stores {
-    AT_DEVICE void operator()(const Params& params, const Place& at, const Column& column, int row,
-                              const Sums& pooled) const {
-      store(params, at, column, row, pooled, 0);
-    }
-  };
-
-  // Passes on the maximum over a pool window's three columns. best: the maximum over its three rows.
-  template <typename Sink>
-  AT_DEVICE static void pool_columns(const Params& params, const Place& at, const Column& column, int row,
-                                     const Sums& best, int conv_q, Sink& sink) {
+  // Stores the maximum over a pool window's three columns. best: the maximum over its three rows.
+  AT_DEVICE static void store_pooled(const Params& params, const Place& at, const Column& column, int row,
+                                     const Sums& best, int conv_q) {
     const bool first = column.conv >= 0 && column.conv < conv_q, second = column.conv + 1 < conv_q;
     Sums pooled;
 #pragma unroll
@@ -234,17 +224,10 @@ struct StemKernel {
         const float left = first ? best[i + e] : lowest(), middle = second ? best[i + 2 + e] : lowest();
         pooled[i + e] = larger(larger(left, middle), __shfl_down_sync(0xffffffffu, left, 4));
       }
-    sink(params, at, column, row, pooled);
+    store(params, at, column, row, pooled, 0);
   }
 
   AT_DEVICE static void run(const Params& params, char* shared) {
-    Stores stores;
-    run(params, shared, stores);
-  }
-
-  // sink: what becomes of pooled rows; without a pool, rows are stored.
-  template <typename Sink>
-  AT_DEVICE static void run(const Params& params, char* shared, Sink& sink) {
     const Problem& a = params.a;
     const Place at(a);
     const Column column(at);
@@ -315,7 +298,7 @@ struct StemKernel {
             if constexpr (kPool) {
               if (conv_row + 1 + y + of_pool < conv_p) take(best, sums[i]);
               if (of_pool == 1) {
-                pool_columns(params, at, column, row + y / 2, best, conv_q, sink);
+                store_pooled(params, at, column, row + y / 2, best, conv_q);
 #pragma unroll
                 for (int j = 0; j < kN / 2; ++j) best[j] = sums[i][j];
               }

@@ -128,8 +128,7 @@ struct StemAheadKernel : StemKernel<Config> {
       const int conv = 2 * at.row + done;
       if (done >= 0) {
         if (conv < conv_p) Base::take(best, sums);
-        typename Base::Stores stores;
-        if (last) Base::pool_columns(params, at, column, at.row + done / 2, best, conv_q, stores);
+        if (last) Base::store_pooled(params, at, column, at.row + done / 2, best, conv_q);
       }
       if (last) {
         ptx::copy_accumulators(reinterpret_cast<const float (&)[1][kN / 2]>(sums), kept);

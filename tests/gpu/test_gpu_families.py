@@ -342,16 +342,6 @@ PROBLEMS = {
         "stem n=2 h=31 w=40 c=3 k=32 r=3 s=3 stride=2 pad=1 dtype={} epilogue=bias,silu,add",
         "stem n=1 h=70 w=130 c=1 k=104 r=7 s=7 stride=2 pad=3 dtype={} epilogue=none",
     ],
-    "cuda_stem_pointwise": [
-        "stem_pointwise n=3 h=9 w=56 c=3 k=64 r=7 s=7 stride=2 pad=3 pool=3 pool_stride=2 pool_pad=1 outputs=64 "
-        "dtype={} epilogue=bias,relu,store,conv,bias,relu",
-        "stem_pointwise n=2 h=36 w=34 c=4 k=40 r=5 s=5 stride=2 pad=2 pool=3 pool_stride=2 pool_pad=1 outputs=88 "
-        "dtype={} epilogue=store,add,conv,add,store",
-        "stem_pointwise n=5 h=31 w=40 c=1 k=32 r=3 s=3 stride=2 pad=1 pool=3 pool_stride=2 pool_pad=1 outputs=128 "
-        "dtype={} epilogue=bias,silu,conv",
-        "stem_pointwise n=131 h=112 w=224 c=3 k=64 r=7 s=7 stride=2 pad=3 pool=3 pool_stride=2 pool_pad=1 outputs=64 "
-        "dtype={} epilogue=bias,relu,store,conv,bias,relu",
-    ],
     "cuda_mma_se_tail": [
         "se_tail n=3 h=5 w=3 c=96 hidden=4 dtype={} epilogue=add,relu,add_scalar",
         "se_tail n=2 h=16 w=16 c=64 hidden=12 dtype={} epilogue=add,relu",
@@ -479,7 +469,7 @@ def trials(arch, request):
             (problem, kernel)
             for text in texts
             for problem in [parse(text.format(dtype))]
-            for kernel in kernels_for(name, problem, arch, 8 if name.startswith(("sm90", "cuda_stem")) else 2)
+            for kernel in kernels_for(name, problem, arch, 8 if name.startswith("sm90") or name == "cuda_stem" else 2)
         ]
         for name, texts in PROBLEMS.items()
         if name in wanted

@@ -42,8 +42,6 @@ TEXTS = [
     "stem n=2 h=8 w=9 c=3 k=16 r=7 s=7 stride=2,2 pad=3,3 pool=3 pool_stride=2 pool_pad=1 dtype=f16 epilogue=bias,relu",
     "stem_cast n=2 h=8 w=9 c=3 k=16 r=7 s=7 stride=2,2 pad=3,3 pool=3 pool_stride=2 pool_pad=1 result=s8 dtype=f16 "
     "epilogue=bias,relu,mul_scalar",
-    "stem_pointwise n=2 h=8 w=9 c=3 k=16 r=7 s=7 stride=2,2 pad=3,3 pool=3 pool_stride=2 pool_pad=1 outputs=24 "
-    "dtype=f16 epilogue=bias,relu,store,conv,bias,add",
     "se_tail n=2 h=3 w=4 c=16 hidden=2 dtype=f16 epilogue=add,relu,add_scalar",
     "squeeze_excite n=2 h=3 w=4 c=16 hidden=2 act=silu gate=hardsigmoid dtype=f16 epilogue=add,relu",
     "se_gates n=2 h=9 w=7 c=24 hidden=6 act=silu gate=sigmoid dtype=f16 epilogue=none",

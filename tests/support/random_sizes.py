@@ -155,13 +155,6 @@ def stem(rng: random.Random) -> str:
     return f"stem {sizes} k={8 * rng.randint(1, 13)} r={side} s={side} stride=2 pad={side // 2} {pool}"
 
 
-def stem_pointwise(rng: random.Random) -> str:
-    side, pool = rng.choice((3, 5, 7)), "pool=3 pool_stride=2 pool_pad=1"
-    sizes = f"n={rng.randint(1, 4)} h={rng.randint(9, 70)} w={2 * rng.randint(5, 60)} c={rng.randint(1, 4)}"
-    channels = f"k={8 * rng.randint(1, 8)} outputs={8 * rng.randint(1, 16)}"
-    return f"stem_pointwise {sizes} {channels} r={side} s={side} stride=2 pad={side // 2} {pool}"
-
-
 def narrow(rng: random.Random) -> str:
     side, c, stride = rng.choice((3, 5, 7)), rng.randint(1, 4), rng.choice((1, 2, 2))
     c += stride * c % 2
@@ -365,7 +358,6 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_squeeze_excite": squeeze,
     "cuda_stem": stem,
     "cuda_stem_cast": lambda rng: stem(rng).replace("stem", "stem_cast", 1) + f" result={rng.choice(('s8', 'e4m3'))}",
-    "cuda_stem_pointwise": stem_pointwise,
     "cuda_stem_se_block": stem_block,
     "cuda_upsample": resize,
     "cuda_to_channels_last": lambda rng: pixels(

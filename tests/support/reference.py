@@ -62,7 +62,6 @@ from autotune.ir import (
     Stem,
     StemBlock,
     StemCast,
-    StemPointwise,
     StemSeBlockPool,
     ToChannelsLast,
     Upsample,
@@ -124,13 +123,6 @@ def solve(  # noqa: PLR0911, PLR0912, PLR0915 -- a table
             value = F.conv2d(given["x"], given["weight"], None, problem.stride, problem.pad).movedim(1, -1)
             pool, stride, pad = ((size, size) for size in (problem.pool, problem.pool_stride, problem.pool_pad))
             value = _largest(value, pool, stride, pad, problem.output_shape)
-        case StemPointwise():
-            value = F.conv2d(given["x"], given["weight1"], None, problem.stride, problem.pad).movedim(1, -1)
-            pool, stride, pad = ((size, size) for size in (problem.pool, problem.pool_stride, problem.pool_pad))
-            value = _largest(value, pool, stride, pad, (problem.n, problem.p, problem.q, problem.k))
-            return run_chain(
-                problem.epilogue.names, value, given, scalars, lambda v: v @ given["weight2"].flatten(1).transpose(0, 1)
-            )
         case ExpandDepthwise():
             value = torch.einsum("nhwc,kc->nhwk", given["x"], given["weight1"].flatten(1))
             return run_chain(

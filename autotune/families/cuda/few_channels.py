@@ -16,9 +16,9 @@ from autotune.families import cast_rules
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.families.cuda.rules import resident_rules
 from autotune.families.rules import Rules, first_unmet, require
-from autotune.ir import Conv2d, Conv2dWgrad, Epilogue, FirstLayers, Stem, StemCast, StemPointwise
+from autotune.ir import Conv2d, Conv2dWgrad, Epilogue, FirstLayers, Stem, StemCast
 
-P = TypeVar("P", Conv2d, Stem, StemCast, StemPointwise)
+P = TypeVar("P", Conv2d, Stem, StemCast)
 
 _WALKS = (1, 2, 4, 8, 16, 32)
 _FILTERS = (3, 5, 7)
@@ -36,7 +36,6 @@ class FewChannelsShape:
         ahead: Whether a row's products are in flight while the row above is finished.
         interleaved: Whether the image is NHWC; else it is NCHW.
         pool: Whether a 3x3 max pool with stride 2 follows.
-        outputs: Channels of the 1x1 convolution that follows the pool, rounded up; 0 if none does.
     """
 
     wgmma: bool
@@ -53,7 +52,6 @@ class FewChannelsShape:
     stages: int
     access: int
     resident: int
-    outputs: int
 
     @classmethod
     def from_config(cls, config: Config) -> FewChannelsShape:
@@ -73,7 +71,6 @@ class FewChannelsShape:
             stages=int(config["stages"]),
             access=int(config["access"]),
             resident=int(config["resident"]),
-            outputs=int(config.get("outputs", 0)),
         )
 
     @property
@@ -151,61 +148,25 @@ class FewChannelsShape:
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block: tiles of the image, for wgmma the weights, and that of the second product."""
+        """Shared memory of a block: tiles of the image and, for wgmma, the weights."""
         weights = self.steps * self.tile_k * 32 + 256 if self.wgmma else 0
-        return self.stages * self.stage_bytes + weights + self.product_bytes
-
-    @property
-    def product_bytes(self) -> int:
-        """Shared memory of the second product: its weights, and buffers in which warps exchange its operand."""
-        exchange = 2 * self.strips * self.tile_k * 32 if self.slices > 1 else 0
-        return 256 + self.tile_k * self.outputs * 2 + exchange if self.outputs else 0
-
-    @property
-    def product_steps(self) -> int:
-        """Tensor-core steps of 16 along K of the second product."""
-        return self.tile_k // 16 if self.outputs else 0
-
-    @property
-    def columns(self) -> int:
-        """Outputs of the second product at a time: few enough for a thread's registers."""
-        if not self.wgmma:
-            return 32
-        return self.outputs if self.outputs < 128 else 64
-
-    @property
-    def resident_registers(self) -> int:
-        """Registers of a thread with which ptxas does not spill: with a second product it takes more than estimated.
-
-        The numbers are those of some hundred compiled kernels.
-        """
-        more = 16 if self.wgmma else 32
-        return self.registers + (more if self.outputs else 0)
+        return self.stages * self.stage_bytes + weights
 
     @property
     def registers(self) -> int:
-        """Estimated registers of a thread: sums, those of the pool, pixels, weights, and others.
-
-        With a second product also its operand; its sums are in place of those of the first one.
-        """
+        """Estimated registers of a thread: sums, those of the pool, pixels, weights, and others."""
         if self.ahead:
             pixels = 4 * (self.slots * self.block_halves // 2 + 2 * self.rest_steps)
             return self.warp_k // 2 * (2 + self.pool) + pixels + _AHEAD_REGISTERS
-        sums = self.warp_k // 2 * self.together
-        pixels, weights = (
-            (self.steps * (2 + 2 * self.together), 0) if self.wgmma else (8, self.steps * self.warp_k // 4)
-        )
-        hidden = self.warp_k // 4 if self.outputs else 0
-        product = self.columns // 2 + 24 if self.outputs else 0
-        return max(sums + pixels, product) + hidden + self.warp_k // 2 * self.pool + weights + 40
+        sums = self.warp_k // 2 * (self.together + self.pool)
+        operands = self.steps * (2 + 2 * self.together) if self.wgmma else self.steps * self.warp_k // 4 + 8
+        return sums + operands + 40
 
 
 def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
     def rules() -> Rules:
         if "result" in config:
             yield cast_rules.why_illegal(config, arch, dtype, epilogue)
-        if "outputs" in config:
-            yield require(epilogue.anchors == StemPointwise.anchors, "the epilogue must have the step conv")
         yield from _shape_rules(FewChannelsShape.from_config(config), arch)
 
     return first_unmet(rules())
@@ -225,16 +186,11 @@ def _shape_rules(x: FewChannelsShape, arch: Architecture) -> Rules:
         yield require(
             (x.conv_rows - x.pool) % whole == 0, f"rows must give a multiple of {whole} rows of the convolution"
         )
-    yield require(not (x.ahead and x.outputs), "wgmma_ahead has no convolution behind the pool")
-    yield require(
-        x.outputs % (32 * x.slices) == 0,
-        f"outputs must be a multiple of 32 for each of the {x.slices} warps of a strip",
-    )
     yield require(x.threads <= 512, f"a block must have at most 512 threads; it has {x.threads}")
     most = 255 if x.ahead else _MAX_REGISTERS
     yield require(x.registers <= most, f"sums and operands must fit {most} registers; they take {x.registers}")
     yield require(
-        x.resident * x.threads * x.resident_registers <= arch.sm_registers,
+        x.resident * x.threads * x.registers <= arch.sm_registers,
         f"the resident blocks must fit the {arch.sm_registers} registers of an SM",
     )
     yield from resident_rules(arch, x.resident, x.shared_bytes)
@@ -304,12 +260,7 @@ def _cost(problem: Conv2d | FirstLayers, config: Config, arch: Architecture) -> 
         products = x.steps * x.warp_k * rate / 2
         latency = max(products, 250) if x.ahead else products + 250
         wait = rows / x.together * latency + walk * (600 if x.stages == 1 else 100)
-        start = 1500 + (x.steps + x.product_steps * x.outputs / x.tile_k) * x.tile_k * 160 / x.threads
-        if x.outputs:  # for each two pooled rows: the product, and the steps and stores of both results
-            pairs = walk * x.rows / 2
-            product = x.product_steps * x.outputs / 8 * rate
-            busy += pairs * x.strips * (product + (x.tile_k + x.outputs) / 2)
-            wait += pairs * (4 * product / x.slices + 400)
+        start = 1500 + x.steps * x.tile_k * 160 / x.threads
         best = min(best, ceil(blocks / (arch.processors * resident)) * (start + max(busy * sharing, wait)))
     return best
 
@@ -322,7 +273,7 @@ def _label(config: Config) -> str:
 def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
     x = FewChannelsShape.from_config(config)
     derived = {"warp_k": x.warp_k, "slices": x.slices, "threads": x.threads, "type": dtype}
-    return {**config, **derived, "interleaved": x.interleaved, "stride": x.stride, "pool": x.pool, "columns": x.columns}
+    return {**config, **derived, "interleaved": x.interleaved, "stride": x.stride, "pool": x.pool}
 
 
 def _weight_layouts(config: Config) -> Mapping[str, str]:
@@ -336,7 +287,6 @@ def family(
     own_parameters: tuple[Parameter, ...],
     why_unsupported: Callable[[P], str | None],
     decided: Callable[[P], Mapping[str, Value]],
-    template: str = "cuda/stem.cu.j2",
 ) -> Family[P]:
     """Return a family of convolutions of few channels.
 
@@ -346,7 +296,6 @@ def family(
         own_parameters: Parameters that only this family has.
         why_unsupported: Family.why_unsupported.
         decided: (problem) -> parameters that have only one value for it, with that value.
-        template: Family.template.
     """
 
     def candidate_values(
@@ -361,7 +310,7 @@ def family(
         name=name,
         operator=operator,
         kind=DEVICE_IMAGE,
-        template=template,
+        template="cuda/stem.cu.j2",
         architectures=cuda_architectures(since=80),
         dtypes=("f16", "bf16"),
         parameters=(

@@ -252,7 +252,6 @@ def test_image_convolutions_compile_with_and_without_a_gate(arch):
         + cuda_kernels("cuda_expand_depthwise", arch, 2, "bias,silu,conv,bias,add,relu", seed=13)
         + cuda_kernels("cuda_inverted_residual", arch, 2, "bias,silu,conv,bias,relu6,conv,bias,add,store", seed=14)
         + cuda_kernels("cuda_conv2d_pair", arch, 2, "bias,relu,conv,bias,add,relu", seed=14)
-        + cuda_kernels("cuda_stem_pointwise", arch, 4, "bias,silu,store,conv,bias,add,relu", seed=14)
     )
 
 

@@ -148,7 +148,6 @@ def test_every_operator_can_be_packed():
         "s": 2,
         "block": 2,
         "hidden": 3,
-        "outputs": 16,
         "skip_c": 6,
         "skip_h": 6,
         "skip_w": 5,

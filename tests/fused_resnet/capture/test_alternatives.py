@@ -20,7 +20,6 @@ from autotune.ir import (
     InvertedResidual,
     PointwisePair,
     SeGates,
-    StemPointwise,
 )
 from autotune.runtime import ExecutionContext, NetworkPlan
 from fused_resnet.capture import capture
@@ -366,53 +365,6 @@ def test_pools_that_are_not_square_stay_apart():
     ):
         network = capture(nn.Sequential(nn.Conv2d(3, 8, 3), pool).eval(), (1, 3, 13, 13), "f32")
         assert "0.stem_pool" not in [alternative.name for alternative in network.alternatives]
-
-
-class FirstBlock(nn.Module):
-    """The first layers of a ResNet with bottlenecks. Their result is read by the first block's projection too, or not.
-
-    late: the first product adds what is computed from the same tensor, so it cannot run together with the stem.
-    """
-
-    def __init__(self, projects, late=False):
-        super().__init__()
-        self.conv, self.norm, self.down = (
-            nn.Conv2d(3, 16, 7, 2, 3, bias=False),
-            nn.BatchNorm2d(16),
-            nn.Conv2d(16, 24, 1),
-        )
-        self.first, self.end = nn.Conv2d(16, 16, 1), nn.Conv2d(16, 24, 3, padding=1)
-        self.side, self.projects, self.late = nn.Conv2d(16, 16, 3, padding=1), projects, late
-
-    def forward(self, x):
-        x = F.max_pool2d(torch.relu(self.norm(self.conv(x))), 3, 2, 1)
-        if self.late:
-            return self.first(x) + torch.relu(self.side(x))
-        y = self.end(torch.relu(self.first(x)))
-        return torch.relu(y + self.down(x)) if self.projects else y
-
-
-@pytest.mark.parametrize(
-    ("projects", "chain"), [(True, "bias,relu,store,conv,bias,relu"), (False, "bias,relu,conv,bias,relu")]
-)
-def test_first_layers_are_also_taken_with_the_product_after_them(projects, chain, store):
-    model = random_model(FirstBlock(projects), size=32).half().eval()
-    x = images(2, 32).half()
-    network = capture(model, tuple(x.shape), "f16")
-    [name] = [one.name for one in network.alternatives if one.name.endswith(".stem_pointwise")]
-    assert name == "first.stem_pointwise", "the product with the fewest outputs"
-    taken = with_alternatives(network, [name])
-    [both] = [layer.problem for layer in taken.layers if isinstance(layer.problem, StemPointwise)]
-    assert str(both.epilogue) == chain and len(taken.layers) == len(network.layers) - 3
-    assert error(taken, model, x, store) < 3e-3
-    single = capture(model.float(), tuple(x.shape), "f32")
-    assert not [one for one in single.alternatives if one.name.endswith(".stem_pointwise")], "for halves alone"
-
-
-def test_a_product_that_waits_for_another_reader_of_the_pool_is_not_taken_with_the_stem():
-    model = random_model(FirstBlock(True, late=True), size=32).half().eval()
-    names = [one.name for one in capture(model, (2, 3, 32, 32), "f16").alternatives]
-    assert "conv.stem_pool" in names and not [name for name in names if name.endswith(".stem_pointwise")]
 
 
 class ChannelsOfBins(nn.Module):

@@ -55,7 +55,6 @@ from autotune.ir.problem.operators.depth_to_space import DepthToSpace
 from autotune.ir.problem.operators.first_layers import FirstLayers
 from autotune.ir.problem.operators.stem import Stem
 from autotune.ir.problem.operators.stem_cast import StemCast
-from autotune.ir.problem.operators.stem_pointwise import StemPointwise
 from autotune.ir.problem.operators.expand_depthwise import ExpandDepthwise
 from autotune.ir.problem.operators.inverted_residual import InvertedResidual
 from autotune.ir.problem.operators.conv2d_pair import Conv2dPair
@@ -131,7 +130,6 @@ __all__ = [
     "SqueezeExcite",
     "Stem",
     "StemCast",
-    "StemPointwise",
     "ToChannelsLast",
     "TorchCall",
     "Upsample",

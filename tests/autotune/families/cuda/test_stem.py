@@ -1,4 +1,4 @@
-"""Rules of the families cuda_stem, cuda_stem_cast and cuda_stem_pointwise."""
+"""Rules of the families cuda_stem and cuda_stem_cast."""
 
 import math
 from dataclasses import replace
@@ -46,22 +46,3 @@ def test_a_stem_with_a_result_in_bytes_has_a_family_of_its_own():
     assert not list(found.configs_for(replace(cast, result="e4m3"), sm80)), "sm80 has no e4m3"
     with pytest.raises(ProblemError, match="the result must be s8 or e4m3"):
         replace(cast, result="f32")
-
-
-def test_a_stem_with_a_product_costs_more_than_the_stem_and_less_than_both():
-    text = "n=128 h=224 w=224 c=3 k=64 r=7 s=7 stride=2 pad=3 pool=3 pool_stride=2 pool_pad=1"
-    plain = parse(f"stem {text} dtype=f16 epilogue=bias,relu")
-    both = parse(f"stem_pointwise {text} outputs=64 dtype=f16 epilogue=bias,relu,store,conv,bias,relu")
-    sm90 = architecture("sm90")
-    assert [one.name for one in serving(both, sm90)] == ["cuda_stem_pointwise"]
-    found, stem = family("cuda_stem_pointwise"), family("cuda_stem")
-    costs = [
-        min(one.cost(problem, config, sm90) for config in one.configs_for(problem, sm90))
-        for one, problem in ((stem, plain), (found, both))
-    ]
-    assert costs[0] < costs[1] < 1.4 * costs[0]
-    for outputs, rounded in ((8, 64), (64, 64), (72, 128)):
-        configs = found.configs_for(replace(both, outputs=outputs), sm90)
-        assert {config["outputs"] for config in configs} == {rounded}
-    narrow = found.configs_for(replace(both, k=24, outputs=72), sm90)
-    assert {(config["tile_k"], config["outputs"]) for config in narrow} == {(32, 96)}
