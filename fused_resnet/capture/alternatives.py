@@ -52,8 +52,8 @@ _PADDED = (4, 8)
 _WINDOWS = ((1, 1), (3, 3))
 """Filters of two convolutions that are taken together."""
 _MOST_FILTER_BYTES = 64 * 1024
-"""Weights of both. Each thread block reads all of them, and multiplies by mma.sync. On an H200 pairs with 9 to 37 kB are
-up to 1.6x faster than their two layers, and pairs with 82 kB or more are slower (docs/experiments/residual-blocks.md)."""
+"""Weights of both. Each thread block reads all of them, and multiplies by mma.sync. On an H200 pairs with 9 to 37 kB
+are up to 1.6x faster than their two layers, and pairs with 82 kB are slower (docs/experiments/residual-blocks.md)."""
 _MERGED = (32, 64)
 """Channels of a merged group: they fill a tensor-core instruction, so the products with zeros cost little."""
 
