@@ -298,7 +298,7 @@ def _products(problem: Conv2dPair, tile: Tile) -> list[tuple[_Part, int, int]]:
 def _cost(problem: Conv2dPair, config: Config, arch: Architecture) -> float:
     """Estimate cycles: rounds of blocks, whose steps are bound by products, shared memory, loads or latency.
 
-    It is an estimate: the rates are those of cuda_conv2d, and no kernel of this family was timed for it. The products
+    It is an estimate: the rates are those of cuda_conv2d, not fitted to kernels of this family. The products
     include the border of the hidden tile that neighbouring tiles compute too, and rows and channels that only fill a
     tile. Every block reads all weights, which come from L2.
     """
