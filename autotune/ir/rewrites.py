@@ -1,9 +1,9 @@
-"""Rewrites of two layers into others that compute the same, with weights computed from theirs."""
+"""Rewrites of neighbouring layers into others that compute the same, with weights computed from theirs."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from autotune.core import ProblemError
@@ -42,7 +42,7 @@ def fuse_pool_projection(pool: Layer, conv: Layer, name: str) -> Layer:
     """Return an average pool and a 1x1 convolution with stride 1 as one convolution with the pool's window."""
     window, product = pool.problem, conv.problem
     assert isinstance(window, AvgPool2d) and isinstance(product, Conv2d)
-    sizes = {size: getattr(window, size) for size in ("h", "w", "r", "s", "stride", "pad")}
+    sizes = _fields(window, "h w r s stride pad")
     weight = ConstantExpr("pool_filter", (conv.weights["weight"],), (window.r, window.s))
     return dataclasses.replace(
         conv,
@@ -60,18 +60,8 @@ def fuse_expand(expand: Layer, depthwise: Layer, name: str) -> Layer | None:
     """
     product, conv = expand.problem, depthwise.problem
     assert isinstance(product, Conv2d) and isinstance(conv, Conv2d)
-    sizes = {size: getattr(product, size) for size in ("n", "h", "w", "c", "k", "dtype")}
-    window = {size: getattr(conv, size) for size in ("r", "s", "stride", "pad")}
-    problem = _joint(ExpandDepthwise, (*product.epilogue.names, "conv", *conv.epilogue.names), **sizes, **window)
-    if problem is None:
-        return None
-    buffers = {"x": expand.buffers["x"], "y": depthwise.buffers["y"]}
-    weights = {"weight1": expand.weights["weight"], "weight2": depthwise.weights["weight"]}
-    old = [(expand, argument) for argument in product.epilogue.arguments]
-    old += [(depthwise, argument) for argument in conv.epilogue.arguments]
-    _add_arguments(old, problem.epilogue.arguments, buffers, weights)
-    scalars = (*expand.scalars, *depthwise.scalars)
-    return Layer(name, problem, buffers, weights, scalars)
+    sizes = {**_fields(product, "n h w c k dtype"), **_fields(conv, "r s stride pad")}
+    return _in_a_row(ExpandDepthwise, (expand, depthwise), name, sizes)
 
 
 def fuse_inverted(expand: Layer, depthwise: Layer, project: Layer, name: str) -> Layer | None:
@@ -79,21 +69,10 @@ def fuse_inverted(expand: Layer, depthwise: Layer, project: Layer, name: str) ->
 
     None if one layer cannot have the tensors, scalars and steps of the three.
     """
-    layers = (expand, depthwise, project)
-    product, conv, last = (layer.problem for layer in layers)
+    product, conv, last = expand.problem, depthwise.problem, project.problem
     assert isinstance(product, Conv2d) and isinstance(conv, Conv2d) and isinstance(last, Conv2d)
-    sizes = {size: getattr(product, size) for size in ("n", "h", "w", "c", "dtype")}
-    window = {size: getattr(conv, size) for size in ("r", "s", "stride", "pad")}
-    names = (*product.epilogue.names, "conv", *conv.epilogue.names, "conv", *last.epilogue.names)
-    problem = _joint(InvertedResidual, names, **sizes, **window, hidden=product.k, k=last.k)
-    if problem is None:
-        return None
-    buffers = {"x": expand.buffers["x"], "y": project.buffers["y"]}
-    weights = {f"weight{i}": layer.weights["weight"] for i, layer in enumerate(layers, 1)}
-    old = [(layer, argument) for layer in layers for argument in layer.problem.epilogue.arguments]
-    _add_arguments(old, problem.epilogue.arguments, buffers, weights)
-    scalars = tuple(scalar for layer in layers for scalar in layer.scalars)
-    return Layer(name, problem, buffers, weights, scalars)
+    sizes = {**_fields(product, "n h w c dtype"), **_fields(conv, "r s stride pad"), "hidden": product.k, "k": last.k}
+    return _in_a_row(InvertedResidual, (expand, depthwise, project), name, sizes)
 
 
 def fuse_convolutions(first: Layer, second: Layer, name: str) -> Layer | None:
@@ -103,19 +82,39 @@ def fuse_convolutions(first: Layer, second: Layer, name: str) -> Layer | None:
     """
     product, conv = first.problem, second.problem
     assert isinstance(product, Conv2d) and isinstance(conv, Conv2d)
-    sizes = {size: getattr(product, size) for size in ("n", "h", "w", "c", "dtype")}
-    sizes |= {f"first_{size}": getattr(product, size) for size in ("r", "s", "stride", "pad")}
-    window = {size: getattr(conv, size) for size in ("k", "r", "s", "stride", "pad")}
-    chain = (*product.epilogue.names, "conv", *conv.epilogue.names)
-    problem = _joint(Conv2dPair, chain, **sizes, hidden=product.k, **window)
+    sizes = {**_fields(product, "n h w c dtype"), **_fields(conv, "k r s stride pad"), "hidden": product.k}
+    window = {f"first_{field}": value for field, value in _fields(product, "r s stride pad").items()}
+    return _in_a_row(Conv2dPair, (first, second), name, sizes | window)
+
+
+def _fields(problem: Problem, names: str) -> dict[str, Any]:
+    return {name: getattr(problem, name) for name in names.split()}
+
+
+def _in_a_row(kind: type[Problem], layers: Sequence[Layer], name: str, sizes: Mapping[str, Any]) -> Layer | None:
+    """Return convolutions, each of which alone reads the result of the one before it, as one layer.
+
+    In the joint chain a step `conv` stands in front of the steps of each but the first. None if one layer cannot have
+    the tensors, scalars and steps of all.
+
+    Args:
+        kind: The joint problem, whose weights are weight1, weight2, ... in the order of the layers.
+        layers: The convolutions.
+        name: Name of the layer.
+        sizes: The fields of the joint problem but for the epilogue.
+    """
+    first, *others = layers
+    chain = first.problem.epilogue.names
+    for layer in others:
+        chain = (*chain, "conv", *layer.problem.epilogue.names)
+    problem = _joint(kind, chain, **sizes)
     if problem is None:
         return None
-    buffers = {"x": first.buffers["x"], "y": second.buffers["y"]}
-    weights = {"weight1": first.weights["weight"], "weight2": second.weights["weight"]}
-    old = [(first, argument) for argument in product.epilogue.arguments]
-    old += [(second, argument) for argument in conv.epilogue.arguments]
+    buffers = {"x": first.buffers["x"], "y": layers[-1].buffers["y"]}
+    weights = {f"weight{i}": layer.weights["weight"] for i, layer in enumerate(layers, 1)}
+    old = [(layer, argument) for layer in layers for argument in layer.problem.epilogue.arguments]
     _add_arguments(old, problem.epilogue.arguments, buffers, weights)
-    return Layer(name, problem, buffers, weights, (*first.scalars, *second.scalars))
+    return Layer(name, problem, buffers, weights, tuple(scalar for layer in layers for scalar in layer.scalars))
 
 
 def fuse_cast(stem: Layer, cast: Layer, name: str) -> Layer | None:
@@ -156,7 +155,7 @@ def fuse_pair(first: Layer, second: Layer, name: str, keep: bool) -> Layer | Non
         old.append((dataclasses.replace(first, buffers={written.name: first.buffers["y"]}), written))
         chain = (*chain, "store")
     old += [(second, argument) for argument in other.epilogue.arguments]
-    sizes = {size: getattr(product, size) for size in ("n", "h", "w", "c", "dtype")}
+    sizes = _fields(product, "n h w c dtype")
     problem = _joint(PointwisePair, (*chain, "conv", *other.epilogue.names), **sizes, hidden=product.k, k=other.k)
     if problem is None:
         return None
@@ -242,7 +241,7 @@ def fuse_concat(concat: Layer, conv: Layer, name: str) -> Layer | None:
     """
     made, product = concat.problem, conv.problem
     assert isinstance(made, Concat) and isinstance(product, Conv2d)
-    sizes = {size: getattr(product, size) for size in ("n", "h", "w", "k", "dtype")}
+    sizes = _fields(product, "n h w k dtype")
     names = (*made.epilogue.names, "conv", *product.epilogue.names)
     problem = _joint(ConcatConv2d, names, **sizes, pieces=made.pieces)
     if problem is None:
@@ -264,7 +263,7 @@ def split_gate(excite: Layer, conv: Layer, name: str) -> tuple[Layer, Layer] | N
     gated, product = excite.problem, conv.problem
     assert isinstance(gated, SeTail | SqueezeExcite) and isinstance(product, Conv2d)
     act, gate = (gated.act, gated.gate) if isinstance(gated, SqueezeExcite) else ("relu", "sigmoid")
-    sizes = {size: getattr(gated, size) for size in ("n", "h", "w", "dtype")}
+    sizes = _fields(gated, "n h w dtype")
     made = f"{excite.buffers['x']}.{name}.gates"
     gates = dataclasses.replace(
         excite,
