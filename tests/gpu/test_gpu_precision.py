@@ -54,6 +54,11 @@ CONVOLUTIONS = [
     "conv2d n=70 h=7 w=7 c=512 k=512 r=3 s=3 pad=1 dtype=e4m3 epilogue=scale,bias,relu",
     "conv2d n=7 h=15 w=14 c=256 k=512 r=3 s=3 stride=2 pad=1 groups=4 dtype=e4m3 epilogue=scale,bias,add,relu",
     "conv2d n=9 h=14 w=15 c=256 k=256 r=3 s=3 pad=1 groups=16 dtype=e4m3 epilogue=scale,bias,add,relu",
+    "conv2d n=90 h=8 w=8 c=80 k=136 r=3 s=3 pad=1 dtype=e4m3 epilogue=scale,bias,add,relu",
+    "conv2d n=37 h=4 w=16 c=256 k=256 r=3 s=3 stride=2 pad=1 dtype=e4m3 epilogue=scale,silu,store,mul_scalar",
+    "conv2d n=31 h=14 w=14 c=512 k=512 r=3 s=3 stride=2 pad=1 dtype=e4m3 epilogue=scale,bias,relu",
+    "conv2d n=23 h=3 w=5 c=272 k=96 r=3 s=3 pad=1 dtype=e4m3 epilogue=scale,bias,add,relu,mul_scalar",
+    "conv2d n=9 h=7 w=7 c=1024 k=512 r=3 s=3 pad=1 dtype=e4m3 epilogue=scale,bias,relu",
     "gemm m=1000 n=528 k=1024 dtype=e4m3 epilogue=scale,bias",
     "conv2d n=5 h=29 w=31 c=64 k=72 r=3 s=3 pad=1 dtype=s8 epilogue=scale,bias,relu",
     "conv2d n=3 h=17 w=24 c=336 k=96 r=3 s=3 stride=2 pad=2 dilation=2 dtype=s8 epilogue=scale,bias,add,mul_scalar",
@@ -77,7 +82,7 @@ PROBLEMS = [
     "gemm m=5 n=10 k=64 dtype=f32 epilogue=bias",
 ]
 BYTE_NETWORKS = ("basic", "bottleneck", "vgg")
-CONFIGS = {"sm90_e4m3_conv2d": 12, "sm90_image_conv2d": 9}
+CONFIGS = {"sm90_e4m3_conv2d": 12, "sm90_e4m3_image_conv2d": 27, "sm90_image_conv2d": 9}
 """Of a family, where four do not show all its schedules."""
 
 
@@ -112,9 +117,11 @@ def test_kernels_solve_odd_problems(trials, arch):
         assert {values["activations"] for values in ours} == {"im2col", "patch"}
         assert {values["schedule"] for values in ours} == {"cooperative", "pingpong"}
         assert {values["slices"] > 1 for values in ours} == {False, True}
-        images = [kernel.values for _, kernel, _ in trials if kernel.family == "sm90_image_conv2d"]
-        tiles = itertools.product((1, 2), (32, 64, 128), (1, 2, 4))
-        assert {(values["stride"], values["tile_n"], values["peers"]) for values in images} == set(tiles)
+        for name in ("sm90_image_conv2d", "sm90_e4m3_image_conv2d"):
+            images = [kernel.values for _, kernel, _ in trials if kernel.family == name]
+            tiles = itertools.product((1, 2), (32, 64, 128), (1, 2, 4))
+            assert {(values["stride"], values["tile_n"], values["peers"]) for values in images} == set(tiles)
+        assert {values["promote"] for values in images} == {0, 1, 2, 4}
     for problem, kernel, path in trials:
         case = CandidateBench(problem, torch.device("cuda:0"), seed=1)
         expected = solve(problem, case.tensors, case.scalars)

@@ -177,6 +177,7 @@ def test_a_sample_of_the_day_compiles(names):
     [
         ("sm90_conv2d", "bias,add,relu", 2),
         ("sm90_e4m3_conv2d", "scale,bias,add,relu", 2),
+        ("sm90_e4m3_image_conv2d", "scale,bias,add,relu", 2),
         ("sm90_folded_conv2d", "bias,gate,add,relu", 1),
         ("sm90_folded_conv2d", "scale,gate,project,silu,store", 1),
         ("sm90_image_conv2d", "bias,add,relu", 1),

@@ -94,12 +94,13 @@ def folded(rng: random.Random) -> str:
     return f"{plain.replace('folded_se', 'se_skip')} {skip}"
 
 
-def small_images(rng: random.Random) -> str:
+def small_images(rng: random.Random, kinds: int = 3) -> str:
     """3x3 convolutions of images of up to 64 pixels: plain, with a folded squeeze, or with a projection behind it.
 
+    The first `kinds` of these.
     Only kernels of bytes solve those whose pixels do not divide 64.
     """
-    kind, stride = rng.randint(0, 2), rng.randint(1, 2)
+    kind, stride = rng.randint(0, kinds - 1), rng.randint(1, 2)
     sides = ((8, 8), (4, 4), (2, 2), (1, 1), (4, 8), (8, 2), (2, 4), (7, 7), (3, 5))
     h, w = rng.choice(sides if kind == 0 else sides[:3])
     c, k = 8 * rng.choice((1, 5, 8, 9, 16, 24, 32)), 8 * rng.choice((4, 8, 9, 16, 24, 32, 64))
@@ -378,6 +379,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "sm90_conv2d_wgrad": lambda rng: convolution(rng, "conv2d_wgrad"),
     "sm90_e4m3_conv2d": lambda rng: rng.choice((grouped, grouped, product))(rng),
     "sm90_e4m3_conv2d_skip": with_skip,
+    "sm90_e4m3_image_conv2d": lambda rng: small_images(rng, kinds=1),
     "sm90_folded_conv2d": folded,
     "sm90_pointwise_pair": pair,
     "sm90_image_conv2d": small_images,

@@ -2,7 +2,7 @@
 
 It solves plain convolutions, those with a folded squeeze-and-excitation, and those with a skip connection's projection
 behind it; of signed bytes, which have int32 sums, only plain ones. A tile is 64 pixels of whole images. See
-templates/sm90/small_image/conv2d.cuh.
+templates/sm90/small_image/conv2d.cuh. e4m3_image_conv2d.py has the kernels for e4m3.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _MAX_SLOTS = 16  # buffers for weights of a warpgroup
 
 # For the cost, in cycles: estimates for an H200, not fitted.
 _MIN_STEP_CYCLES, _TILE_CYCLES, _SKIP_CYCLES = 150, 4000, 400  # of a step, a tile, and a chunk of a projection
+_PROMOTION_WAIT = 60  # from the last product to the first addition
 
 Solved = Conv2d | FoldedSe
 
@@ -40,6 +41,7 @@ class ImageConvShape:
         image: How a gate adds up an image's pixels, as se_gate.image_kind has it.
         peers: Tiles of a cluster.
         hidden: Columns of a tile's products for hidden values.
+        promote: A warpgroup's steps after which float32 registers take over the sums of e4m3 products; 0: never.
     """
 
     image: str
@@ -47,6 +49,7 @@ class ImageConvShape:
     stride: int
     peers: int
     hidden: int
+    promote: int
 
     @classmethod
     def from_config(cls, config: Config) -> ImageConvShape:
@@ -57,12 +60,18 @@ class ImageConvShape:
             stride=int(config["stride"]),
             peers=int(config["peers"]),
             hidden=int(config["hidden"]),
+            promote=int(config.get("promote", 0)),
         )
 
     @property
     def columns(self) -> int:
         """Columns of a tile's products."""
         return self.n + self.hidden
+
+    @property
+    def sums(self) -> int:
+        """Registers of a thread for sums: two for each of them if float32 registers take over."""
+        return self.columns // 2 * (2 if self.promote else 1)
 
     @property
     def owners(self) -> int:
@@ -96,9 +105,7 @@ def _shape_rules(x: ImageConvShape, dtype: str, epilogue: Epilogue) -> Rules:
         yield from se_gate.folded_epilogue_rules(epilogue)
     yield require(x.hidden or x.image == "warps", "image must be warps without a gate")
     yield require(x.own // x.peers % 8 == 0, f"each of the peers must load a multiple of 8 rows of weights of {x.own}")
-    yield require(
-        x.columns // 2 <= _MAX_SUMS, f"a thread must have at most {_MAX_SUMS} sums, or spills; it has {x.columns // 2}"
-    )
+    yield require(x.sums <= _MAX_SUMS, f"a thread must have at most {_MAX_SUMS} sums, or spills; it has {x.sums}")
 
 
 def _why_unsupported(problem: Solved) -> str | None:
@@ -175,12 +182,16 @@ def _launches(problem: Solved, config: Config, arch: Architecture) -> list[Launc
 
 
 def _cost(problem: Solved, config: Config, arch: Architecture) -> float:
-    """Estimate cycles: rounds of tiles, each bound by products (two cycles a column) or by loads."""
+    """Estimate cycles: rounds of tiles, each bound by products (two cycles a column) or by loads.
+
+    While a warpgroup promotes its sums, the other one multiplies.
+    """
     x, (chunks, skips) = ImageConvShape.from_config(config), _chunks(problem)
     tiles = ceil_div(_tiles(problem), x.peers) * x.peers * ceil_div(problem.k, x.n)
     rounds = ceil_div(tiles, arch.processors_for(x.peers))
     steps = _TAPS * chunks
-    products = steps * max(2 * x.columns, _MIN_STEP_CYCLES)
+    promotion = (_PROMOTION_WAIT + x.sums / 2) / x.promote / _GROUPS if x.promote else 0.0
+    products = steps * (max(2 * x.columns, _MIN_STEP_CYCLES) + promotion)
     loaded = steps * x.weight_bytes + chunks * x.chunk_bytes + skips * (_PLANE_BYTES + x.n * _ROW_BYTES)
     return rounds * (max(products, loaded / LOADED_BYTES_A_CYCLE) + _TILE_CYCLES + _SKIP_CYCLES * skips)
 

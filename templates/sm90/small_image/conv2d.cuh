@@ -24,6 +24,7 @@
 #include "common/ptx/shared_memory.cuh"
 #include "common/ptx/tma.cuh"
 #include "common/ptx/wgmma.cuh"
+#include "sm90/conv2d/promoted_sum.cuh"
 #include "sm90/small_image/plan.cuh"
 
 namespace at {
@@ -228,11 +229,17 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
                                   Sums& sums) {
     const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes), slot = weights.first + weights.ring.index;
     const uint32_t b = ptx::descriptor_lo(smem.weights) + slot * (P::kWeightBytes / 16);
+    // Float32 registers take over the sums of e4m3 products; the other warpgroup multiplies meanwhile.
+    bool taken = false;
+    if constexpr (Config::kPromote > 0) {
+      taken = weights.piece % Config::kPromote == 0;
+      if (taken) promote(sums, weights.piece == 0);
+    }
     P::weight_pipeline(smem).consumer_wait({(int)slot, weights.ring.phase});
     ptx::warpgroup_arrive();
 #pragma unroll
     for (int i = 0; i < kProducts; ++i)
-      Config::wgmma(sums[0], now[i], ptx::SmemDescriptor{b + 2 * i, hi}, accumulate || i);
+      Config::wgmma(sums[0], now[i], ptx::SmemDescriptor{b + 2 * i, hi}, (accumulate && !taken) || i);
     ptx::warpgroup_commit_batch();
     ptx::warpgroup_wait<1>();
     release(smem, weights, x.weight_slots, pieces);

@@ -1,0 +1,40 @@
+"""sm90_image_conv2d for e4m3: the same kernels of plain convolutions with float32 sums.
+
+Parameter `promote` bounds the error of the sums, as in e4m3_conv2d.py. It is a family of its own because a parameter
+of sm90_image_conv2d would be one of all kernels that databases hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autotune.core import Architecture
+from autotune.families.base import Config, Parameter
+from autotune.families.sm90.e4m3_conv2d import PROMOTE, why_inexact
+from autotune.families.sm90.image_conv2d import FAMILY as IMAGE_CONV2D
+from autotune.families.sm90.image_conv2d import Solved
+from autotune.ir import Conv2d
+
+# The bound of the sums' error reads it. It takes a sum for one of all steps, although each of the two warpgroups adds
+# half of them, one step more or less.
+_TILE_K = Parameter("tile_k", (128,), "input channels a step")
+
+
+def _why_unfit(problem: Solved, config: Config, arch: Architecture) -> str | None:
+    return IMAGE_CONV2D.why_unfit(problem, config, arch) or why_inexact(problem, config)
+
+
+def _label(config: Config) -> str:
+    promoted = f" promote{config['promote']}" if config["promote"] else ""
+    return f"{IMAGE_CONV2D.label(config)}{promoted}"
+
+
+FAMILY = replace(
+    IMAGE_CONV2D,
+    name="sm90_e4m3_image_conv2d",
+    operator=Conv2d,
+    dtypes=("e4m3",),
+    parameters=(*IMAGE_CONV2D.parameters, _TILE_K, PROMOTE),
+    why_unfit=_why_unfit,
+    label=_label,
+)
