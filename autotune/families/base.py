@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, reduce
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from autotune.core import Architecture
 from autotune.families.rules import Rules, first_unmet, require
@@ -40,6 +40,15 @@ class Parameter:
     name: str
     values: tuple[Value, ...]
     meaning: str
+
+
+class ConfigNumbers:
+    """Base of dataclasses whose fields are parameters of a family that have integers as values, by their names."""
+
+    @classmethod
+    def from_config(cls, config: Config) -> Self:
+        """Return the numbers of a config."""
+        return cls(**{name: int(config[name]) for name in cls.__annotations__})
 
 
 CHANNELS_LAST = Parameter("channels_last", (0, 1), "1: the image is channels last in memory, as its caller has it")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from autotune.core import Architecture, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
+from autotune.families.base import DEVICE_IMAGE, Config, ConfigNumbers, Family, Parameter, Value
 from autotune.families.cuda.rules import require_registers, require_shared
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import ConcatConv2d, Epilogue
@@ -23,7 +23,7 @@ _L2_LATENCY = 500  # cycles that two stages do not hide
 
 
 @dataclass(frozen=True)
-class Tile:
+class Tile(ConfigNumbers):
     """A config's numbers: the pixels and output channels of a block and of a warp, and the buffers of chunks."""
 
     tile_m: int
@@ -31,11 +31,6 @@ class Tile:
     warp_m: int
     warp_n: int
     stages: int
-
-    @classmethod
-    def from_config(cls, config: Config) -> Tile:
-        """Return the numbers of a config."""
-        return cls(**{name: int(config[name]) for name in cls.__annotations__})
 
     @property
     def threads(self) -> int:

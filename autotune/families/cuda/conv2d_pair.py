@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autotune.core import Architecture, ceil_div, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
+from autotune.families.base import DEVICE_IMAGE, Config, ConfigNumbers, Family, Parameter, Value
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import Conv2dPair, Epilogue
 
@@ -46,7 +46,7 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class Tile:
+class Tile(ConfigNumbers):
     """A config by name, and what follows from it, as in the template."""
 
     filter1: int
@@ -63,11 +63,6 @@ class Tile:
     columns: int
     depth: int
     stages: int
-
-    @classmethod
-    def from_config(cls, config: Config) -> Tile:
-        """Return the numbers of a config."""
-        return cls(**{name: int(config[name]) for name in cls.__annotations__})
 
     @property
     def threads(self) -> int:
@@ -111,8 +106,8 @@ class Tile:
     @property
     def input(self) -> tuple[int, int]:
         """Height and width of the input pixels that a tile reads."""
-        first = self.first
-        return tuple((extent - 1) * self.stride1 + self.filter1 for extent in (first.high, first.wide))  # type: ignore[return-value]
+        first, stride, side = self.first, self.stride1, self.filter1
+        return ((first.high - 1) * stride + side, (first.wide - 1) * stride + side)
 
     @property
     def registers(self) -> int:

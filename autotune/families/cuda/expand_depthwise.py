@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from autotune.core import Architecture, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
+from autotune.families.base import DEVICE_IMAGE, Config, ConfigNumbers, Family, Launch, Parameter, Value
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import DTYPES, Epilogue, ExpandDepthwise
 
@@ -20,7 +20,7 @@ _MAX_REGISTERS = 168  # of a thread's sums and one row of pixels; addresses and 
 
 
 @dataclass(frozen=True)
-class Tile:
+class Tile(ConfigNumbers):
     """A config's numbers: the outputs of a block, and the wide channels that it computes at a time (chunk)."""
 
     tile_h: int
@@ -29,11 +29,6 @@ class Tile:
     filter: int
     stride: int
     threads: int
-
-    @classmethod
-    def from_config(cls, config: Config) -> Tile:
-        """Return the numbers of a config."""
-        return cls(**{name: int(config[name]) for name in cls.__annotations__})
 
     @property
     def columns(self) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from autotune.core import Architecture, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
+from autotune.families.base import DEVICE_IMAGE, Config, ConfigNumbers, Family, Parameter, Value
 from autotune.families.cuda.rules import require_registers, require_shared, require_square_window, require_window
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import Conv2d, Epilogue
@@ -23,7 +23,7 @@ _LATENCY = 2500  # of a block, in cycles: its start, the loads that it waits for
 
 
 @dataclass(frozen=True)
-class Tile:
+class Tile(ConfigNumbers):
     """The outputs of a block: rows and columns of an image, channels, and products of a warp."""
 
     filter: int
@@ -33,11 +33,6 @@ class Tile:
     rows: int
     columns: int
     tiles: int
-
-    @classmethod
-    def from_config(cls, config: Config) -> Tile:
-        """Return the numbers of a config."""
-        return cls(**{name: int(config[name]) for name in cls.__annotations__})
 
     @property
     def inner(self) -> int:

@@ -11,7 +11,7 @@ from functools import cache
 from itertools import product
 
 from autotune.core import Architecture, ceil_div, cuda_architectures, round_up
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
+from autotune.families.base import DEVICE_IMAGE, Config, ConfigNumbers, Family, Parameter, Value
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import DTYPES, Epilogue, InvertedResidual
 
@@ -78,7 +78,7 @@ class Depthwise:
 
 
 @dataclass(frozen=True)
-class Tile:
+class Tile(ConfigNumbers):
     """A config's numbers; FAMILY.parameters say what they mean."""
 
     filter: int
@@ -91,11 +91,6 @@ class Tile:
     strip: int
     threads: int
     parts: int
-
-    @classmethod
-    def from_config(cls, config: Config) -> Tile:
-        """Return the numbers of a config."""
-        return cls(**{name: int(config[name]) for name in cls.__annotations__})
 
     @property
     def warps(self) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from autotune.core import Architecture, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
+from autotune.families.base import DEVICE_IMAGE, Config, ConfigNumbers, Family, Parameter, Value
 from autotune.families.cuda.rules import require_registers, require_shared, require_square_window, require_window
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import Conv2d, Epilogue
@@ -23,7 +23,7 @@ _START_CYCLES, _LATENCY = 1500, 1200  # of a block's bands and its end; of a til
 
 
 @dataclass(frozen=True)
-class Tile:
+class Tile(ConfigNumbers):
     """The outputs of a block: rows of an image, products side by side, channels, and how many tiles in turn."""
 
     filter: int
@@ -32,11 +32,6 @@ class Tile:
     tiles: int
     channels: int
     walk: int
-
-    @classmethod
-    def from_config(cls, config: Config) -> Tile:
-        """Return the numbers of a config."""
-        return cls(**{name: int(config[name]) for name in cls.__annotations__})
 
     @property
     def images(self) -> int:
