@@ -7,15 +7,18 @@ a problem. It is a family of its own because a parameter of sm90_conv2d would be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from autotune.core import Architecture
-from autotune.families.base import Config, Parameter, Value
+from autotune.families.base import Config, Family, Parameter, Value
 from autotune.families.rules import require
 from autotune.families.sm90.conv2d import FAMILY as CONV2D
 from autotune.families.sm90.conv2d_loads import Solved
 from autotune.ir import MAX_SUM_ERROR, Conv2d, Gemm, Problem, sum_error
+
+P = TypeVar("P", bound=Problem)
 
 PROMOTE = Parameter("promote", (0, 1, 2, 4), "steps after which float32 registers take over the sums; 0: never")
 
@@ -28,7 +31,7 @@ def _candidate_values(
     return CONV2D.candidate_values(parameter, chosen, arch, dtype, problem)
 
 
-def why_inexact(problem: Problem, config: Config) -> str | None:
+def _why_inexact(problem: Problem, config: Config) -> str | None:
     """Return why a kernel's sums are too inexact for a problem; None if they are not."""
     error = sum_error(problem, config)
     return require(
@@ -38,12 +41,14 @@ def why_inexact(problem: Problem, config: Config) -> str | None:
     )
 
 
-def _why_unfit(problem: Solved, config: Config, arch: Architecture) -> str | None:
-    return CONV2D.why_unfit(problem, config, arch) or why_inexact(problem, config)
+def exact_enough(base: Family[P]) -> Callable[[P, Config, Architecture], str | None]:
+    """Return `why_unfit` of a family that also refuses kernels whose sums are too inexact for a problem."""
+    return lambda problem, config, arch: base.why_unfit(problem, config, arch) or _why_inexact(problem, config)
 
 
-def _label(config: Config) -> str:
-    return f"{CONV2D.label(config)} promote{config['promote']}" if config["promote"] else CONV2D.label(config)
+def promoted_label(base: Family[P]) -> Callable[[Config], str]:
+    """Return `label` of a family with how often the sums are promoted, if they are."""
+    return lambda config: base.label(config) + (f" promote{config['promote']}" if config["promote"] else "")
 
 
 FAMILY = replace(
@@ -53,6 +58,6 @@ FAMILY = replace(
     dtypes=("e4m3",),
     parameters=(*CONV2D.parameters, PROMOTE),
     candidate_values=_candidate_values,
-    why_unfit=_why_unfit,
-    label=_label,
+    why_unfit=exact_enough(CONV2D),
+    label=promoted_label(CONV2D),
 )

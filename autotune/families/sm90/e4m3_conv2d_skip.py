@@ -9,21 +9,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autotune.core import Architecture
-from autotune.families.base import Config, Parameter
+from autotune.families.base import Parameter
 from autotune.families.sm90.conv2d_skip import FAMILY as CONV2D_SKIP
-from autotune.families.sm90.e4m3_conv2d import why_inexact
-from autotune.ir import Conv2dSkip
-
-
-def _why_unfit(problem: Conv2dSkip, config: Config, arch: Architecture) -> str | None:
-    return CONV2D_SKIP.why_unfit(problem, config, arch) or why_inexact(problem, config)
-
+from autotune.families.sm90.e4m3_conv2d import exact_enough
 
 FAMILY = replace(
     CONV2D_SKIP,
     name="sm90_e4m3_conv2d_skip",
     dtypes=("e4m3",),
     parameters=(*CONV2D_SKIP.parameters, Parameter("promote", (0,), "0: float32 registers never take over the sums")),
-    why_unfit=_why_unfit,
+    why_unfit=exact_enough(CONV2D_SKIP),
 )

@@ -8,25 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autotune.core import Architecture
-from autotune.families.base import Config, Parameter
-from autotune.families.sm90.e4m3_conv2d import PROMOTE, why_inexact
+from autotune.families.base import Parameter
+from autotune.families.sm90.e4m3_conv2d import PROMOTE, exact_enough, promoted_label
 from autotune.families.sm90.image_conv2d import FAMILY as IMAGE_CONV2D
-from autotune.families.sm90.image_conv2d import Solved
 from autotune.ir import Conv2d
 
 # The bound of the sums' error reads it. It takes a sum for one of all steps, although each of the two warpgroups adds
 # half of them, one step more or less.
 _TILE_K = Parameter("tile_k", (128,), "input channels a step")
-
-
-def _why_unfit(problem: Solved, config: Config, arch: Architecture) -> str | None:
-    return IMAGE_CONV2D.why_unfit(problem, config, arch) or why_inexact(problem, config)
-
-
-def _label(config: Config) -> str:
-    promoted = f" promote{config['promote']}" if config["promote"] else ""
-    return f"{IMAGE_CONV2D.label(config)}{promoted}"
 
 
 FAMILY = replace(
@@ -35,6 +24,6 @@ FAMILY = replace(
     operator=Conv2d,
     dtypes=("e4m3",),
     parameters=(*IMAGE_CONV2D.parameters, _TILE_K, PROMOTE),
-    why_unfit=_why_unfit,
-    label=_label,
+    why_unfit=exact_enough(IMAGE_CONV2D),
+    label=promoted_label(IMAGE_CONV2D),
 )
