@@ -83,8 +83,7 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
             case (ToChannelsLast(), Conv2d()) if not layer.problem.epilogue.names:
                 found += list(_first_layers(layers, layer, reader))
             case (Conv2d(), Conv2d()):
-                found += list(_expanded(layer, reader))
-                found += list(_inverted(layer, reader, _only_reader(layers, reader)))
+                found += list(_expanded(layers, layer, reader))
                 found += list(_chained(layer, reader))
             case (Concat(), Conv2d()):
                 found += list(_read_by_product(layer, reader))
@@ -316,32 +315,24 @@ def _max_pool_after(layers: Sequence[Layer], conv: Layer) -> Layer | None:
     return reader if square and pool.epilogue == Epilogue() else None
 
 
-def _expanded(expand: Layer, depthwise: Layer) -> Iterator[Alternative]:
-    """Yield a 1x1 convolution together with the depthwise convolution after it."""
-    if _is_expansion(expand, depthwise):
-        both = fuse_expand(expand, depthwise, f"{depthwise.name}.expanded")
-        if both:
-            yield Alternative(both.name, (expand.name, depthwise.name), (both,))
-
-
-def _inverted(expand: Layer, depthwise: Layer, project: Layer | None) -> Iterator[Alternative]:
-    """Yield a 1x1 convolution together with the depthwise convolution after it and the 1x1 convolution after that."""
-    if project is None or not isinstance(project.problem, Conv2d) or not _is_expansion(expand, depthwise):
-        return
-    last = project.problem
-    if last.is_pointwise and last.groups == 1 and not depthwise.problem.epilogue.accesses_tensors:
-        block = fuse_inverted(expand, depthwise, project, f"{project.name}.inverted")
-        if block:
-            yield Alternative(block.name, (expand.name, depthwise.name, project.name), (block,))
-
-
-def _is_expansion(expand: Layer, depthwise: Layer) -> bool:
-    """Return whether two convolutions are a 1x1 and a depthwise one in 16 bits, and no step between reads a tensor."""
+def _expanded(layers: Sequence[Layer], expand: Layer, depthwise: Layer) -> Iterator[Alternative]:
+    """Yield a 1x1 convolution together with the depthwise convolution after it, and with the 1x1 one after both."""
     product, conv = expand.problem, depthwise.problem
     assert isinstance(product, Conv2d) and isinstance(conv, Conv2d)
     fits = product.is_pointwise and product.groups == 1 and not product.epilogue.accesses_tensors
     is_depthwise = conv.groups == conv.c == conv.k > 1 and conv.dilation == (1, 1)
-    return fits and is_depthwise and product.dtype in ("f16", "bf16")
+    if not (fits and is_depthwise and product.dtype in ("f16", "bf16")):
+        return
+    both = fuse_expand(expand, depthwise, f"{depthwise.name}.expanded")
+    if both:
+        yield Alternative(both.name, (expand.name, depthwise.name), (both,))
+    project = _only_reader(layers, depthwise)
+    if project is None or not isinstance(project.problem, Conv2d) or conv.epilogue.accesses_tensors:
+        return
+    if project.problem.is_pointwise and project.problem.groups == 1:
+        block = fuse_inverted(expand, depthwise, project, f"{project.name}.inverted")
+        if block:
+            yield Alternative(block.name, (expand.name, depthwise.name, project.name), (block,))
 
 
 def _chained(first: Layer, second: Layer) -> Iterator[Alternative]:
@@ -351,12 +342,13 @@ def _chained(first: Layer, second: Layer) -> Iterator[Alternative]:
     """
     product, conv = first.problem, second.problem
     assert isinstance(product, Conv2d) and isinstance(conv, Conv2d)
-    small = all((one.r, one.s) in _WINDOWS and one.groups == 1 and one.dilation == (1, 1) for one in (product, conv))
+    dense = all((one.r, one.s) in _WINDOWS and one.groups == 1 and one.dilation == (1, 1) for one in (product, conv))
     halves = product.dtype == product.output_dtype in ("f16", "bf16")
-    filters = sum(operand.bytes for one in (product, conv) for operand in one.operands() if operand.role == "weight")
-    small = small and filters <= _MOST_FILTER_BYTES and (product.r, conv.r) != (1, 1)
     wide = product.c % 8 == 0 and conv.c % 16 == 0  # the kernels' accesses and products of tensor cores
-    if small and wide and halves and not product.epilogue.accesses_tensors:
+    if not (dense and halves and wide) or (product.r, conv.r) == (1, 1) or product.epilogue.accesses_tensors:
+        return
+    filters = sum(operand.bytes for one in (product, conv) for operand in one.operands() if operand.role == "weight")
+    if filters <= _MOST_FILTER_BYTES:
         both = fuse_convolutions(first, second, f"{second.name}.chained")
         if both:
             yield Alternative(both.name, (first.name, second.name), (both,))
