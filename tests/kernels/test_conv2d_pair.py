@@ -8,7 +8,7 @@ from autotune.families import Kernel, family
 from autotune.families.cuda.conv2d_pair import Tile
 from autotune.ir import parse
 
-SM80, SM90, FAMILY = architecture("sm80"), architecture("sm90"), family("cuda_conv2d_pair")
+SM80, FAMILY = architecture("sm80"), family("cuda_conv2d_pair")
 SHAPE = ("tile_h", "tile_w", "whole", "images", "warps_m", "warps_n", "rows", "columns", "depth", "stages")
 # Each kind of filter and stride; tiles with borders on all sides, of the whole width, and of whole images, also several
 # of them, the last ones not there; channels that fill no slice and no step; several passes and slices; taps that end

@@ -1,10 +1,10 @@
 """The kernel of small images for Hopper, its own text, run on a CPU."""
 
 import pytest
-import torch
 from comparison import assert_bytes_are_right, relative_error
 from emulator import Emulated
 from kernels import assert_not_serialized, need_compiler, random_inputs, spread_inputs
+from promotion import bytes_off
 from reference import solve
 
 from autotune.core import architecture
@@ -174,18 +174,8 @@ def test_the_compiler_does_not_serialize_promoted_sums(config, tmp_path):
 
 
 def test_promoted_sums_are_more_exact(tmp_path):
-    """The emulator adds as Hopper does: a byte is off where the sum's error passes the middle of two."""
     problem = parse("conv2d n=4 h=4 w=4 c=768 k=32 r=3 s=3 pad=1 dtype=e4m3 epilogue=scale")
-    tensors, scalars = spread_inputs(problem)
-    exact = solve(problem, tensors, scalars)["y"].clamp(-448, 448).float().to(torch.float8_e4m3fn).double()
-    off = {}
-    for promote in (0, 1):
-        folder = tmp_path / str(promote)
-        folder.mkdir()
-        config = SMALL | {"tile_k": 128, "promote": promote}
-        emulated = Emulated(Kernel.of(E4M3.name, config, problem.dtype, problem.epilogue, "sm_90"), folder)
-        found = emulated.run(problem, tensors, scalars, {"weight_slots": 4}, 1)["y"].double()
-        off[promote] = int((found != exact).sum())
+    off = bytes_off(E4M3.name, SMALL | {"tile_k": 128}, problem, {"weight_slots": 4}, tmp_path)
     assert off[1] < off[0] / 2, off
 
 
