@@ -2,7 +2,7 @@
 
 Alone, a program that builds the kernels once, runs all tools side by side and prints a table:
 
-python tests/support/sanitizer.py [--logs FOLDER]
+python tests/support/sanitizer.py [FAMILY ...] [--kernels N] [--logs FOLDER]
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from processes import HANG
+from random_kernels import Sample
 from random_sizes import SIZES
 from repository import ROOT
 
 PROGRAM = "compute-sanitizer"
+_SAMPLER = "tests/support/random_kernels.py"
+_ALL = sorted(SIZES)
 FOUND = 9
 """Exit code of compute-sanitizer if it has found something."""
 GROUPS = 4
@@ -110,17 +113,17 @@ def available() -> bool:
     return shutil.which(PROGRAM) is not None
 
 
-def build() -> None:
+def build(families: Sequence[str] = _ALL, kernels: int = Sample.kernels) -> None:
     """Build the kernels of all samples, so that no process under a tool compiles."""
     for more in ((), ("--unaligned",)):
-        command = [sys.executable, "tests/support/random_kernels.py", "--build", *more]
+        command = [sys.executable, _SAMPLER, *families, "--build", "--kernels", str(kernels), *more]
         subprocess.run(command, check=True, cwd=ROOT, timeout=HANG)
 
 
 def found_in_sample(tool: str) -> list[Report]:
     """Run a tool over a sample of all families, in several processes at once."""
     with ThreadPoolExecutor(GROUPS) as pool:
-        return list(pool.map(lambda families: _sample(tool, families), _groups()))
+        return list(pool.map(lambda families: _sample(tool, families), _groups(_ALL)))
 
 
 def found_in_fault(tool: str) -> Report:
@@ -128,13 +131,13 @@ def found_in_fault(tool: str) -> Report:
     return _watched(tool, TOOLS[tool].fault[0], ["tests/support/faulty_kernel.py", *TOOLS[tool].fault])
 
 
-def _groups() -> list[list[str]]:
-    names = sorted(SIZES)
-    return [names[i::GROUPS] for i in range(GROUPS)]
+def _groups(families: Sequence[str]) -> list[Sequence[str]]:
+    return [group for i in range(GROUPS) if (group := families[i::GROUPS])]
 
 
-def _sample(tool: str, families: Sequence[str]) -> Report:
-    return _watched(tool, " ".join(families), ["tests/support/random_kernels.py", *families, *TOOLS[tool].sample])
+def _sample(tool: str, families: Sequence[str], kernels: int = Sample.kernels) -> Report:
+    sample = ["--kernels", str(kernels), *TOOLS[tool].sample]
+    return _watched(tool, " ".join(families), [_SAMPLER, *families, *sample])
 
 
 def _watched(tool: str, of: str, program: Sequence[str]) -> Report:
@@ -154,13 +157,16 @@ def _watched(tool: str, of: str, program: Sequence[str]) -> Report:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("families", nargs="*", default=_ALL, help="only these (default: all)")
+    parser.add_argument("--kernels", type=int, default=Sample.kernels, help="of each family (default: %(default)s)")
     parser.add_argument("--logs", type=Path, help="a folder for the output of each process")
     options = parser.parse_args()
     started = time.monotonic()
-    build()
+    build(options.families, options.kernels)
     print(f"built in {time.monotonic() - started:.0f} s", flush=True)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        samples = {tool: [pool.submit(_sample, tool, families) for families in _groups()] for tool in TOOLS}
+        groups = _groups(options.families)
+        samples = {tool: [pool.submit(_sample, tool, group, options.kernels) for group in groups] for tool in TOOLS}
         faults = {tool: pool.submit(found_in_fault, tool) for tool in TOOLS}
         bad = 0
         print("tool        problems  processes  longest  finds its fault  kernels with findings, or what ended")
