@@ -224,11 +224,13 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="*", default=[], help="only these")
     parser.add_argument("--largest", type=float, default=math.inf, help="FLOPs of the largest problem")
     parser.add_argument("--unaligned", action="store_true", help="barriers in their unaligned form, for synccheck")
+    parser.add_argument("--no-cudnn", action="store_true", help="references on torch's own kernels")
     parser.add_argument("--build", action="store_true", help="build the kernels, and no more")
     options = parser.parse_args()
     sample = Sample(
         kernels=options.kernels, problems=options.problems, largest=options.largest, dtypes=tuple(options.dtypes)
     )
+    torch.backends.cudnn.enabled = not options.no_cudnn
     total, failed = 0, 0
     with unaligned_barriers() if options.unaligned else nullcontext():
         built(every(options.families, sample))
