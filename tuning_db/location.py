@@ -54,7 +54,7 @@ def file_of(where: Location) -> Path:
 
 def check(path: Path) -> int:
     """Return the schema version of a file to read; raises DatabaseError if there is no file, or no table in it."""
-    if not path.is_file():
+    if not path.exists():
         raise DatabaseError(f"no tuning database at {path}: make one with scripts/tune.py --db {path}")
     version = schema_of(path)
     if version is None:
@@ -63,16 +63,21 @@ def check(path: Path) -> int:
 
 
 def schema_of(path: Path) -> int | None:
-    """Return the schema version of a tuning database; None for an SQLite file without tables.
+    """Return the schema version of a tuning database; None for an SQLite file without tables, such as an empty file.
 
     Raises:
-        DatabaseError: For any other file, and for a newer schema.
+        DatabaseError: For any other file, a directory, and a newer schema.
     """
+    if not path.is_file():
+        kind = "a directory" if path.is_dir() else "not a regular file"
+        raise DatabaseError(f"{path} is {kind}: name the file of a tuning database")
     try:
         with path.open("rb") as file:
             header = file.read(16)
     except OSError as error:
         raise DatabaseError(f"cannot read {path}: {error.strerror}") from error
+    if not header:
+        return None
     if header != b"SQLite format 3\0":
         raise DatabaseError(f"{path} is not a tuning database: it is not an SQLite file")
     with explained(str(path)), closing(connect(path)) as connection:

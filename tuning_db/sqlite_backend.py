@@ -27,7 +27,7 @@ def engine_to_write(path: Path, writing: str) -> sa.Engine:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DatabaseError(f"cannot make the folder of {path}: {error.strerror}") from error
-    if path.exists() and path.stat().st_size:
+    if path.exists():
         schema_of(path)
     engine = sa.create_engine(sa.URL.create("sqlite", database=str(path)), connect_args={"timeout": LOCK_SECONDS})
     sa.event.listen(engine, "connect", _configure)

@@ -110,6 +110,19 @@ def test_what_cannot_be_read_is_named(tmp_path):
         database.devices()
 
 
+@pytest.mark.parametrize("opened", [reader, Store.open, Store.create])
+def test_a_directory_is_called_one(opened, tmp_path):
+    with pytest.raises(DatabaseError, match=r"is a directory: name the file of a tuning database$"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("opened", [reader, Store.open])
+def test_a_file_without_bytes_is_called_empty(opened, tmp_path):
+    (tmp_path / "a.db").touch()
+    with pytest.raises(DatabaseError, match=r"a\.db is empty.*run scripts/tune\.py"):
+        opened(tmp_path / "a.db")
+
+
 def test_an_address_is_a_servers():
     with pytest.raises(DatabaseError, match="name a file, or a server"):
         reader("mysql://user@host/name")

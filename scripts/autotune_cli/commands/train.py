@@ -65,7 +65,7 @@ def main(arguments: argparse.Namespace) -> None:
         return
     if not arguments.db:
         raise AutotuneError("give --db PATH, the database of `autotune tune --train`")
-    if not Path(arguments.db).is_file():
+    if not Path(arguments.db).exists():
         raise AutotuneError(f"there is no tuning database '{arguments.db}': run `autotune tune --train` first")
     device = torch_device(arguments.device)
     dtype = arguments.dtype or ("f16" if device.type == "cuda" else "f32")
