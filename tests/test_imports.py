@@ -26,7 +26,18 @@ RUNTIME = {
             "torch_op",
         ),
     },
-    "tuning_db": {"blob", "errors", "launch", "location", "origin", "ranking", "reader", "row_digests", "signature"},
+    "tuning_db": {
+        "blob",
+        "errors",
+        "file_lock",
+        "launch",
+        "location",
+        "origin",
+        "ranking",
+        "reader",
+        "row_digests",
+        "signature",
+    },
 }
 """What running SE-ResNet9-Fixup from a file loads of each package: the first result waits for all of it."""
 

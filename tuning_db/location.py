@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeGuard
 
+from tuning_db import file_lock
 from tuning_db.errors import DatabaseError, explained
 
 Location = str | os.PathLike[str]
@@ -24,9 +25,6 @@ SCHEMA_VERSION = 4
 4: digests of rows, signatures. tuning_db/migration.py upgrades older files."""
 
 _SERVERS = ("postgresql:", "postgresql+")
-
-LOCK_SECONDS = 60.0
-"""Seconds to wait until another process has finished its write."""
 
 
 def is_address(where: Location) -> TypeGuard[str]:
@@ -82,7 +80,7 @@ def schema_of(path: Path) -> int | None:
         raise DatabaseError(f"{path} is not a tuning database: it is not an SQLite file")
     with explained(str(path)), closing(connect(path)) as connection:
         connection.execute("BEGIN")  # one state of the file, which another process may be making
-        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        [[application]] = file_lock.execute(connection, path, "PRAGMA application_id")
         version = int(connection.execute("PRAGMA user_version").fetchone()[0])
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if not application and not tables:
@@ -102,4 +100,4 @@ def connect(path: Path) -> sqlite3.Connection:
     # writer lives or was killed, and SQLite finds all that it needs beside the file.
     log = path.with_name(f"{path.name}-wal")
     frozen = "" if os.access(path.parent, os.W_OK) or log.exists() else "&immutable=1"
-    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro{frozen}", uri=True, timeout=LOCK_SECONDS)
+    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro{frozen}", uri=True)

@@ -5,13 +5,18 @@ The address of a database is postgresql+psycopg://user@host/name.
 
 from __future__ import annotations
 
+import logging
+import threading
 from typing import Any
 
 import sqlalchemy as sa
 
 from tuning_db.errors import DatabaseError, explained
+from tuning_db.file_lock import NOTICE_SECONDS
 from tuning_db.location import APPLICATION_ID, SCHEMA_VERSION
 from tuning_db.schema import Base
+
+_LOG = logging.getLogger(__name__)
 
 _MARK = sa.Table("autotune_schema", sa.MetaData(), sa.Column("version", sa.Integer, nullable=False))
 """Marks a tuning database and holds its schema version, as the header of an SQLite file does."""
@@ -30,7 +35,12 @@ def engine_to_write(address: str, writing: str) -> sa.Engine:
     def begin(connection: sa.Connection) -> None:
         # One writer at a time, as in a file: no other writer changes what it has read.
         if connection.get_execution_options().get(writing):
-            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({APPLICATION_ID})")
+            notice = threading.Timer(NOTICE_SECONDS, _LOG.warning, (f"{name}: waiting for another process to write",))
+            notice.start()
+            try:
+                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({APPLICATION_ID})")
+            finally:
+                notice.cancel()
 
     name = name_of(address)
     translated, options = explained(name, sa.exc.DBAPIError), {writing: True}

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from tuning_db import row_digests
+from tuning_db import file_lock, row_digests
 from tuning_db.blob import decompress
 from tuning_db.errors import DatabaseError, explained
 from tuning_db.launch import NAMES_SINCE, RECORDED_NAMES
@@ -100,7 +100,7 @@ class Reader:
     """
 
     def __init__(self, path: Path, keys: Sequence[str] = (), name: str = "") -> None:
-        self.name = name or str(path)
+        self.name, self._path = name or str(path), path
         version = check(path)
         self._names = "k.launch_names" if version >= NAMES_SINCE else RECORDED_NAMES.format(kernel="k")
         self.has_digests = version >= row_digests.SINCE
@@ -346,7 +346,7 @@ class Reader:
     def _rows(self, query: str, *values: object) -> list[Any]:
         with explained(self.name):
             try:
-                return self._connection.execute(query, values).fetchall()
+                return file_lock.execute(self._connection, self._path, query, values)
             except OverflowError as error:  # an id of more than 64 bits
                 raise sqlite3.DataError(str(error)) from error
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import sqlalchemy as sa
 
+from tuning_db import file_lock
 from tuning_db.errors import DatabaseError, explained
-from tuning_db.location import APPLICATION_ID, LOCK_SECONDS, SCHEMA_VERSION, check, connect, schema_of
+from tuning_db.location import APPLICATION_ID, SCHEMA_VERSION, check, connect, schema_of
 from tuning_db.migration import shadow, upgrade
 from tuning_db.schema import Base
 
@@ -29,16 +29,14 @@ def engine_to_write(path: Path, writing: str) -> sa.Engine:
         raise DatabaseError(f"cannot make the folder of {path}: {error.strerror}") from error
     if path.exists():
         schema_of(path)
-    engine = sa.create_engine(sa.URL.create("sqlite", database=str(path)), connect_args={"timeout": LOCK_SECONDS})
-    sa.event.listen(engine, "connect", _configure)
+    engine = sa.create_engine(sa.URL.create("sqlite", database=str(path)))
+    sa.event.listen(engine, "connect", lambda connection, _: _configure(connection, path))
     if isinstance(engine.pool.logger, logging.Logger):
         engine.pool.logger.addFilter(_no_interrupt)
 
     @sa.event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
-        # A writer locks the file at once: no other writer changes what it has read.
-        mode = " IMMEDIATE" if connection.get_execution_options().get(writing) else ""
-        connection.exec_driver_sql(f"BEGIN{mode}")
+        _begin(connection, path, bool(connection.get_execution_options().get(writing)))
 
     translated, options = explained(str(path), sa.exc.DBAPIError), {writing: True}
     with translated, engine.connect().execution_options(**options) as connection, connection.begin():
@@ -73,10 +71,23 @@ def engine_to_read(path: Path) -> sa.Engine:
 
     @sa.event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
-        # Without it sqlite3 begins no transaction to read, and each query sees what was written since the last one.
-        connection.exec_driver_sql("BEGIN")
+        _begin(connection, path, writing=False)
 
     return engine
+
+
+def _begin(connection: sa.Connection, path: Path, writing: bool) -> None:
+    """Begin a transaction, and lock the file.
+
+    Without it sqlite3 begins no transaction to read, and each query sees what was written since the last one.
+    """
+    raw = connection.connection.driver_connection
+    assert raw
+    if writing:
+        file_lock.execute(raw, path, "BEGIN IMMEDIATE")  # at once: no other writer changes what it has read
+    else:
+        raw.execute("BEGIN")
+        file_lock.execute(raw, path, "SELECT 1 FROM sqlite_master LIMIT 1")  # BEGIN alone locks nothing
 
 
 def close_writer(engine: sa.Engine) -> None:
@@ -89,25 +100,10 @@ def close_writer(engine: sa.Engine) -> None:
     engine.dispose()
 
 
-def _configure(connection: sqlite3.Connection, _: object) -> None:
+def _configure(connection: sqlite3.Connection, path: Path) -> None:
     # SQLAlchemy's event begins transactions, not sqlite3, so that a writer locks the file when it begins.
     connection.isolation_level = None
     connection.execute("PRAGMA foreign_keys = ON")
-    _use_write_ahead_log(connection)
+    # A write-ahead log: a commit needs no flush, and readers do not wait for writers.
+    file_lock.execute(connection, path, "PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
-
-
-def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
-    """Switch to a write-ahead log: a commit needs no flush, and readers do not wait for writers.
-
-    SQLite fails at once if another process holds the file meanwhile, so this tries again for LOCK_SECONDS.
-    """
-    deadline = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)

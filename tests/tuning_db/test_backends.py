@@ -4,6 +4,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 
 import pytest
@@ -13,7 +14,7 @@ from kill_tuner import tuner
 from processes import HANG
 from repository import ROOT
 
-from tuning_db import DatabaseError, Store, json_export, process_id, reader
+from tuning_db import DatabaseError, Store, json_export, postgres_backend, process_id, reader
 
 
 @pytest.fixture(params=["file", pytest.param("server", marks=pytest.mark.process)])
@@ -89,6 +90,18 @@ def test_newer_schema(where):
     for opened in (Store.open, Store.create):
         with pytest.raises(DatabaseError, match=r"schema 99.*upgrade"):
             opened(where)
+
+
+@pytest.mark.process
+def test_a_writer_on_a_server_says_that_it_waits(new_address, monkeypatch, caplog):
+    monkeypatch.setattr(postgres_backend, "NOTICE_SECONDS", 0.1)
+    with Store.create(new_address) as store, Store.create(new_address) as other, ThreadPoolExecutor() as pool:
+        with store.writing():
+            waiting = pool.submit(other.put_problem, CONV.format(n=1))
+            wait([waiting], timeout=1)
+        waiting.result()
+    name = postgres_backend.name_of(new_address)
+    assert [record.getMessage() for record in caplog.records] == [f"{name}: waiting for another process to write"]
 
 
 def one(store):

@@ -17,7 +17,7 @@ from kill_tuner import check, kill, trial_rows, tuner
 from processes import HANG
 from repository import ROOT
 
-from tuning_db import DatabaseError, Store, process_id, sqlite_backend
+from tuning_db import DatabaseError, Store, file_lock, process_id
 
 OLDER = ROOT / "tests" / "data" / "schema_1.db"
 NOBODY = 65534
@@ -195,7 +195,7 @@ def test_a_folder_in_which_nothing_can_be_made(public):
 
 def test_a_file_that_stays_locked(tmp_path, monkeypatch):
     path = tmp_path / "tuning.db"
-    monkeypatch.setattr(sqlite_backend, "LOCK_SECONDS", 0.3)
+    monkeypatch.setattr(file_lock, "LOCK_SECONDS", 0.3)
     with Store.create(path) as store:
         store.put_problem(CONV.format(n=1))
         with closing(sqlite3.connect(path, isolation_level=None)) as holder:
@@ -205,6 +205,46 @@ def test_a_file_that_stays_locked(tmp_path, monkeypatch):
             assert [row.text for row in store.problems()] == [CONV.format(n=1)], "reading does not wait"
         store.put_problem(CONV.format(n=2))
         assert store.counts()["problem"] == 2
+
+
+WAIT = """
+import sys
+from tuning_db import DatabaseError, Store, file_lock, reader
+file_lock.LOCK_SECONDS, file_lock.NOTICE_SECONDS = 1.5, 0.2
+for opened in (reader, Store.open, Store.create):
+    try:
+        opened(sys.argv[1])
+    except DatabaseError as error:
+        print(error, flush=True)
+"""
+
+
+@pytest.mark.process
+def test_a_process_that_waits_says_at_once_for_whom(tmp_path):
+    path = tmp_path / "tuning.db"
+    Store.create(path).close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        done = subprocess.run(
+            [sys.executable, "-c", WAIT, str(path)], cwd=ROOT, capture_output=True, text=True, check=True, timeout=HANG
+        )
+    notices, errors = done.stderr.splitlines(), done.stdout.splitlines()
+    assert len(notices) == len(errors) == 3
+    for notice, error in zip(notices, errors, strict=True):
+        assert notice.startswith(f"{path} is locked by process {os.getpid()} (") and notice.endswith("for up to 2 s")
+        assert error == f"{path}: database is locked; another process holds it: wait for that process to end"
+
+
+def test_a_wait_for_a_connection_of_the_same_process_is_told(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(file_lock, "NOTICE_SECONDS", 0.1)
+    monkeypatch.setattr(file_lock, "LOCK_SECONDS", 0.3)
+    with Store.create(tmp_path / "tuning.db") as store, Store.create(tmp_path / "tuning.db") as other:
+        with store.writing(), pytest.raises(DatabaseError, match="database is locked"):
+            other.put_problem(CONV.format(n=1))
+        other.put_problem(CONV.format(n=1))
+    assert [record.getMessage().partition(": ")[0] for record in caplog.records] == [
+        f"{tmp_path / 'tuning.db'} is locked by another connection of this process"
+    ]
 
 
 @pytest.mark.process
