@@ -16,7 +16,8 @@ It goes through these states:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from torch import nn
 
 from autotune.runtime import ExecutionContext, NetworkPlan, close, count, engine
 from fused_resnet.guards import Guards
+
+_LOG = logging.getLogger("fused_resnet")
 
 Key = tuple[str, int, tuple[tuple[torch.Size, torch.dtype, torch.device, bool | None], ...]]
 """A call's signature: the text of its arguments (arguments.py), the stream's handle, and for each input its shape,
@@ -55,12 +58,28 @@ class CallCache:
         self.calls = engine.FastPath(EXCHANGE, torch.empty_like, count, self.state)
         self.bare = True
         self._guards: list[Guards] = []
+        self._watches_values = False
 
-    def guard(self, guards: Guards) -> None:
-        """Watch the values that the layers of a plan depend on."""
+    def guard(self, guards: Guards, tensors: Iterable[torch.Tensor], device: torch.device) -> None:
+        """Watch what the layers of a plan depend on, before the plan reads it.
+
+        Args:
+            guards: The values that forward reads.
+            tensors: The parameters and buffers. Samples of their values are compared, too: a write through `.data`, by
+                NumPy or by another process has no version.
+            device: The device of the plan. Values on other devices are not compared.
+        """
         if not any(known is guards for known in self._guards):
             self._guards.append(guards)
             guards.add_to(self.state)
+        if not self._watches_values:
+            self._watches_values = True
+            ordinal = (device.index or 0) if device.type == "cuda" else -1
+            memory = [_memory(one) for one in tensors if one.device == device and _has_memory(one)]
+            try:
+                self.state.watch_values(memory, ordinal)
+            except engine.EngineError as error:  # a driver that cannot compile the kernel that compares them
+                _LOG.warning("%s: a write to a weight that torch does not count is not seen", error)
 
     def find(self, inputs: Sequence[torch.Tensor], arguments: str, stream: int) -> ExecutionContext | None:
         """Return the context for a call on a stream, if there is one."""
@@ -100,6 +119,19 @@ def is_contiguous(x: torch.Tensor) -> bool | None:
 
 def _key(inputs: Sequence[torch.Tensor], arguments: str, stream: int) -> Key:
     return arguments, stream, tuple([(x.shape, x.dtype, x.device, is_contiguous(x)) for x in inputs])
+
+
+def _has_memory(x: torch.Tensor) -> bool:
+    """Return whether a tensor's elements lie in memory of its own or of a view; a subclass may compute them."""
+    return (
+        type(x) in (torch.Tensor, nn.Parameter) and x.layout is torch.strided and bool(x.numel()) and not x.is_quantized
+    )
+
+
+def _memory(x: torch.Tensor) -> tuple[int, int]:
+    """Return the address of a tensor and the bytes from its first to its last element."""
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.data_ptr(), (last + 1) * x.element_size()
 
 
 def _tensor_dictionaries(module: nn.Module) -> list[dict[str, Any]]:

@@ -84,6 +84,12 @@ class Guards:
         variables = [read.arguments for read in self.reads if not read.of_module]
         watch.add([dictionary for _, dictionary in self.dictionaries], attributes, variables)
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors among the values, which are neither parameters nor buffers."""
+        values = [read.value for read in self.reads] + [value for each in self.contents for value in each.values()]
+        return [value for value in values if isinstance(value, torch.Tensor)]
+
     def changed(self) -> list[Read]:
         """Return the values that have changed since the search."""
         reads = list(self.reads)

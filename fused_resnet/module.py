@@ -24,7 +24,8 @@ from fused_resnet.module_state import module_state
 from fused_resnet.plan_warnings import warn_of_plan
 from fused_resnet.result_tensors import converted, empty_result, fits, mark_written
 from fused_resnet.torch_op import InputError
-from tuning_db import public_keys, reader
+from fused_resnet.weight_changes import warn_of_late_change, watch_optimizers
+from tuning_db import open_reader, public_keys
 
 if TYPE_CHECKING:
     from fused_resnet.explain import Explanation
@@ -104,6 +105,7 @@ class FusedResNet(nn.Module):
         self.tuning_db, self.trusted_keys = os.fspath(tuning_db), public_keys(trusted_keys)
         with self._database():
             pass  # a database that cannot be read raises here rather than at the first call
+        watch_optimizers()
         self.graph, self.plans, self._format_name = graph, plans, str(memory_format)
         self.inductor = inductor
         source: ModelSource = Named(model, in_channels, precision) if isinstance(model, str) else model
@@ -337,10 +339,13 @@ class FusedResNet(nn.Module):
 
     def _run_slow(self, inputs: Sequence[torch.Tensor], arguments: str, out: torch.Tensor | None) -> list[torch.Tensor]:
         """Run inputs that the engine's fast path does not know or cannot take."""
-        if any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in inputs):
+        # Parameters are looked at inside of a transform only: a network may have hundreds.
+        if torch._C._functorch.peek_interpreter_stack() is not None and any(
+            map(torch._C._functorch.is_functorch_wrapped_tensor, (*inputs, *self.parameters(), *self.buffers()))
+        ):
             raise InputError(
-                "the input belongs to a transform of torch.func, such as vmap, which FusedResNet does not support: "
-                "call it outside the transform, with a larger batch in place of vmap"
+                "the input or a parameter belongs to a transform of torch.func, such as vmap, which FusedResNet does "
+                "not support: call it outside the transform, with a larger batch in place of vmap"
             )
         stream, capturing = current_stream(inputs)
         while True:  # until a run begins and ends with the same weights
@@ -421,14 +426,14 @@ class FusedResNet(nn.Module):
         return self._source.network(Signature.of(inputs, arguments))
 
     def _database(self) -> AbstractContextManager[Database]:
-        return reader(self.tuning_db, self.trusted_keys)
+        return open_reader(self.tuning_db, self.trusted_keys)
 
     # -- plans -----------------------------------------------------------------------------------------------
 
     def rebind(self) -> None:
         """Discard all plans; the next call binds anew.
 
-        Needed only after a change of weights that autograd does not record, such as through `.data`.
+        Needed only after a change of weights that `weight_changes.UNSEEN` describes.
         """
         self._discard(self._cache, although_unchanged=True)
 
@@ -441,6 +446,8 @@ class FusedResNet(nn.Module):
             if self._cache is not cache or (cache.state.unchanged() and not although_unchanged):
                 return
             self._cache = CallCache(self)
+        if cache.state.is_late:
+            warn_of_late_change()
         cache.close()
 
     def _begin(self) -> None:
@@ -488,7 +495,8 @@ class FusedResNet(nn.Module):
     def _bind(self, inputs: Sequence[torch.Tensor], arguments: str) -> NetworkPlan:
         network = self._source.network(Signature.of(inputs, arguments))
         self._before_binding(network, inputs[0].device)
-        self._cache.guard(self._source.guards)
+        state = module_state(self._plain)
+        self._cache.guard(self._source.guards, [*state.values(), *self._source.guards.tensors], inputs[0].device)
         if arguments == ONE_TENSOR:
             is_tensor = self._source.results[arguments].is_tensor
             as_is = self.memory_format is torch.channels_last or all(len(one.shape) != 4 for one in network.results)
@@ -498,7 +506,7 @@ class FusedResNet(nn.Module):
         compiles = wanted and self._num_compiled < _MAX_COMPILED_PLANS
         with self._database() as store, torch.inference_mode(False), torch.no_grad():
             # The plain network's tensors, because replicas of torch.nn.DataParallel have no named ones of their own.
-            plan = NetworkPlan(network, module_state(self._plain), store, device, self.graph, last, compiles)
+            plan = NetworkPlan(network, state, store, device, self.graph, last, compiles)
             database = store.name  # without the password of a server, or what is secret in a URL
         is_compiled = any(bound.choice.candidate.compiled for bound in plan.bound)
         self._num_compiled += is_compiled

@@ -37,6 +37,9 @@ Driver load() {
   find(library, "cuMemFree_v2", d.free);
   find(library, "cuMemsetD8_v2", d.fill);
   find(library, "cuMemcpyDtoH_v2", d.copy_to_host);
+  find(library, "cuMemcpyHtoD_v2", d.copy_to_device);
+  find(library, "cuMemHostAlloc", d.alloc_host);
+  find(library, "cuMemFreeHost", d.free_host);
   find(library, "cuLaunchKernelEx", d.launch);
   find(library, "cuTensorMapEncodeTiled", d.encode_tiled);
   find(library, "cuTensorMapEncodeIm2col", d.encode_im2col);
@@ -54,6 +57,8 @@ Driver load() {
   find(library, "cuGraphLaunch", d.graph_launch);
   find(library, "cuStreamIsCapturing", d.stream_capturing);
   find(library, "cuStreamCreate", d.stream_create);
+  find(library, "cuStreamSynchronize", d.stream_synchronize);
+  find(library, "cuCtxSynchronize", d.context_synchronize);
   if (d.init(0) != 0) throw Error("the CUDA driver does not initialise: no usable GPU");
   return d;
 }

@@ -92,6 +92,9 @@ struct Driver {
   Result (*free)(DevicePointer);
   Result (*fill)(DevicePointer, unsigned char, size_t);
   Result (*copy_to_host)(void*, DevicePointer, size_t);
+  Result (*copy_to_device)(DevicePointer, const void*, size_t);
+  Result (*alloc_host)(void**, size_t, unsigned flags);
+  Result (*free_host)(void*);
   Result (*launch)(const LaunchConfig*, Function, void** parameters, void** extra);
   Result (*encode_tiled)(void* map, int element, unsigned rank, void* address, const uint64_t* sizes,
                          const uint64_t* strides, const unsigned* box, const unsigned* element_strides, int interleave,
@@ -114,6 +117,8 @@ struct Driver {
   Result (*graph_launch)(GraphExec, Stream);
   Result (*stream_capturing)(Stream, int* status);
   Result (*stream_create)(Stream*, unsigned flags);
+  Result (*stream_synchronize)(Stream);
+  Result (*context_synchronize)();
 };
 
 // Returns the driver, loaded and initialized once. Throws Error if there is none.

@@ -102,12 +102,13 @@ PYBIND11_MODULE(_engine, m) {
           },
           py::arg("stream"), py::arg("slots"));
 
-  py::class_<StateWatch>(
-      m, "StateWatch",
-      "Tells whether dictionaries, values that were read, and the versions of tensors are what they were.")
+  py::class_<StateWatch>(m, "StateWatch",
+                         "Tells whether dictionaries, values that were read, and tensors are what they were.")
       .def(py::init<const py::list&>(), py::arg("dictionaries"))
       .def("add", &StateWatch::add, py::arg("dictionaries"), py::arg("attributes"), py::arg("variables"))
-      .def("unchanged", &StateWatch::unchanged);
+      .def("watch_values", &StateWatch::watch_values, py::arg("memory"), py::arg("device"))
+      .def("unchanged", &StateWatch::unchanged)
+      .def_property_readonly("is_late", &StateWatch::is_late);
 
   py::class_<FastPath>(m, "FastPath", "Runs inputs that are known, without the interpreter between input and launch.")
       .def(py::init<const py::object&, py::object, py::object, py::object>(), py::arg("exchange"),

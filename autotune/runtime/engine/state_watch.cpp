@@ -7,20 +7,6 @@ namespace py = pybind11;
 namespace engine {
 namespace {
 
-constexpr int64_t kUnversioned = -1;
-
-// Returns a tensor's version, or kUnversioned for a tensor made in inference mode, which has none.
-int64_t version(getter get, PyObject* tensor, void* closure) {
-  PyObject* value = get(tensor, closure);
-  if (!value) {
-    PyErr_Clear();
-    return kUnversioned;
-  }
-  const int64_t count = PyLong_AsLongLong(value);
-  Py_DECREF(value);
-  return count;
-}
-
 #if PY_VERSION_HEX >= 0x030C0000
 uint64_t reports = 1;  // counts the changes of all watched dictionaries
 
@@ -78,7 +64,7 @@ void StateWatch::add(const py::list& dictionaries, const py::list& attributes, c
     PyObject *name, *value;
     for (Py_ssize_t at = 0; PyDict_Next(entries.ptr(), &at, &name, &value);) {
       entries_.push_back({py::reinterpret_borrow<py::object>(name), py::reinterpret_borrow<py::object>(value)});
-      watch_version(value);
+      watch_tensor(value);
     }
     report(entries);
     dictionaries_.push_back({std::move(entries), entries_.size()});
@@ -94,7 +80,7 @@ StateWatch::Read StateWatch::read(const py::handle& tuple) {
   auto fields = tuple.cast<py::tuple>();
   Read result{fields[0], fields[1], fields.size() > 2 ? py::object(fields[2]) : py::object()};
   if (PyType_Check(result.owner.ptr())) result.owner = attributes_of(result.owner.ptr());
-  if (result.value) watch_version(result.value);
+  if (result.value) watch_tensor(result.value);
   return result;
 }
 
@@ -104,14 +90,11 @@ bool StateWatch::Read::same() const {
   return engine::same(PyCell_GET(owner.ptr()), value.ptr());
 }
 
-void StateWatch::watch_version(const py::handle& value) {
-  // Finds the getter behind the attribute once: the getter is several times faster than an attribute lookup.
-  const auto attribute = py::getattr(py::type::handle_of(value), "_version", py::none());
-  if (!Py_IS_TYPE(attribute.ptr(), &PyGetSetDescr_Type)) return;
-  const PyGetSetDef* definition = reinterpret_cast<PyGetSetDescrObject*>(attribute.ptr())->d_getset;
-  const int64_t now = version(definition->get, value.ptr(), definition->closure);
-  if (now != kUnversioned) versioned_.push_back({value.ptr(), definition->get, definition->closure, now});
+void StateWatch::watch_tensor(const py::handle& value) {
+  if (is_tensor(value.ptr())) tensors_.push_back({value.ptr(), tensor_state(value.ptr())});
 }
+
+void StateWatch::watch_values(const std::vector<Memory>& memory, int device) { values_.emplace(memory, device); }
 
 void StateWatch::report(const py::handle& dictionary) {
 #if PY_VERSION_HEX >= 0x030C0000
@@ -161,9 +144,9 @@ bool StateWatch::unchanged() const {
   }
   for (const Read& one : variables_)
     if (!one.same()) return false;
-  for (const Versioned& one : versioned_)
-    if (version(one.get, one.tensor, one.closure) != one.version) return false;
-  return true;
+  for (const Tensor& one : tensors_)
+    if (!(tensor_state(one.object) == one.state)) return false;
+  return !values_ || values_->unchanged();  // last: a tensor that has changed may have no memory at its old address
 }
 
 }  // namespace engine

@@ -1,12 +1,17 @@
 // Detects changes of the state that a network was captured from: parameters, buffers and submodules, weights that are
-// changed in place, and values that its forward reads, such as attributes and globals. Each call checks all of it; it
-// is in C++ because there are hundreds of entries. Dictionaries of modules are compared only after the interpreter
-// reported a change of one of them: from Python 3.12 on by a watcher, before by the version of each dictionary.
+// changed in place or get other memory, and values that its forward reads, such as attributes and globals. Each call
+// checks all of it; it is in C++ because there are hundreds of entries. Dictionaries of modules are compared only after
+// the interpreter reported a change of one of them: from Python 3.12 on by a watcher, before by the version of each
+// dictionary.
 #pragma once
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
+
+#include "tensor_state.h"
+#include "value_samples.h"
 
 namespace engine {
 
@@ -21,10 +26,17 @@ class __attribute__((visibility("hidden"))) StateWatch {
   // those in `variables` are checked at each call.
   void add(const pybind11::list& dictionaries, const pybind11::list& attributes, const pybind11::list& variables);
 
+  // Watches samples of the values of tensors that are among the watched ones, for changes that torch does not record.
+  // The present values are the right ones. device: as for ValueSamples.
+  void watch_values(const std::vector<Memory>& memory, int device);
+
   // Returns whether each dictionary still has the same values under the same names, in the same order, each read its
-  // value, and each tensor its version. Values are the same if they are one object, or equal numbers, strings or tuples
-  // of these.
+  // value, and each tensor its memory, its version and the samples of its values. Values are the same if they are one
+  // object, or equal numbers, strings or tuples of these.
   bool unchanged() const;
+
+  // Returns whether samples were found changed after calls that used the old values, which happens on a GPU only.
+  bool is_late() const { return values_ && values_->is_late(); }
 
  private:
   struct Entry {
@@ -34,11 +46,9 @@ class __attribute__((visibility("hidden"))) StateWatch {
     pybind11::object owner, key, value;  // no value: the key is absent
     bool same() const;
   };
-  struct Versioned {  // a tensor and the getter of its version
-    PyObject* tensor;
-    getter get;
-    void* closure;
-    int64_t version;
+  struct Tensor {  // kept by the entry or read that it is the value of
+    PyObject* object;
+    TensorState state;
   };
   struct Dictionary {
     pybind11::dict entries;
@@ -49,7 +59,7 @@ class __attribute__((visibility("hidden"))) StateWatch {
     uint64_t version;
   };
   Read read(const pybind11::handle& tuple);
-  void watch_version(const pybind11::handle& value);
+  void watch_tensor(const pybind11::handle& value);
   void report(const pybind11::handle& dictionary);
   bool reported() const;
   void acknowledge() const;
@@ -58,7 +68,8 @@ class __attribute__((visibility("hidden"))) StateWatch {
   std::vector<Dictionary> dictionaries_;
   std::vector<Entry> entries_;
   std::vector<Read> attributes_, variables_;
-  std::vector<Versioned> versioned_;
+  std::vector<Tensor> tensors_;
+  std::optional<ValueSamples> values_;
   mutable std::vector<Reported> reported_;
   bool reports_ = true;        // the interpreter reports changes of all dictionaries
   mutable uint64_t seen_ = 0;  // the number of reports at the last comparison

@@ -1,5 +1,6 @@
 """What the engine tells the driver at each launch, by a driver that only listens; and what it sees of weights."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -240,6 +241,107 @@ def test_a_watch_sees_what_comes_into_an_empty_dictionary():
     assert watch.unchanged()
     owner["child"] = torch.nn.Identity()
     assert not watch.unchanged()
+
+
+UNRECORDED = {
+    "other memory by .data": lambda p: setattr(p, "data", torch.rand(3)),
+    "the same memory at another offset": lambda p: setattr(p, "data", p.data.as_strided((3,), (1,), 4)),
+    "a parameter of a vector": lambda p: torch.nn.utils.vector_to_parameters(torch.rand(3), [p]),
+    "exchanged tensors": lambda p: torch.utils.swap_tensors(p, torch.nn.Parameter(torch.rand(3))),
+    "shared memory": lambda p: p.share_memory_(),
+}
+
+
+@pytest.mark.parametrize("change", UNRECORDED.values(), ids=UNRECORDED)
+def test_a_watch_sees_that_a_tensor_has_other_memory(change):
+    parameter = torch.nn.Parameter(torch.rand(8).narrow(0, 2, 3))
+    watch = StateWatch([{"p": parameter}])
+    assert watch.unchanged()
+    change(parameter)
+    assert not watch.unchanged()
+    assert StateWatch([{"p": parameter}]).unchanged()
+
+
+def test_a_watch_reads_versions_and_addresses_of_all_kinds_of_tensors():
+    base = torch.rand(4, 6)
+    tensors = {
+        "view": base[1:, 2:],
+        "strided": base.t(),
+        "half": torch.rand(3).half(),
+        "empty": torch.empty(0),
+        "meta": torch.empty(3, device="meta"),
+        "sparse": torch.eye(3).to_sparse(),
+        "buffer": torch.tensor(1),
+    }
+    for name, tensor in tensors.items():
+        watch = StateWatch([{"t": tensor}])
+        assert watch.unchanged(), name
+        tensor.zero_()
+        assert not watch.unchanged(), name
+
+
+def write_by_numpy(p):
+    p.detach().numpy()[...] = 1
+
+
+def write_by_storage(p):
+    p.untyped_storage().fill_(3)
+
+
+def write_by_address(p):
+    ctypes.memset(p.data_ptr(), 1, p.numel() * p.element_size())
+
+
+WRITES = {
+    ".data": lambda p: p.data.mul_(2),
+    "numpy": write_by_numpy,
+    "dlpack": lambda p: torch.from_dlpack(p.detach()).neg_(),
+    "storage": write_by_storage,
+    "address": write_by_address,
+}
+
+
+@pytest.mark.parametrize("shape", [(3,), (64, 9, 3, 3), (1024, 512)], ids=str)
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_watch_sees_values_that_are_written_without_a_record(write, shape):
+    tensors = [torch.rand(shape), torch.rand(256, 256), torch.rand(7)]
+    watch = StateWatch([{str(i): tensor for i, tensor in enumerate(tensors)}])
+    watch.watch_values([(one.data_ptr(), one.numel() * one.element_size()) for one in tensors], -1)
+    assert watch.unchanged()
+    write(tensors[0])
+    assert not watch.unchanged() and not watch.is_late
+
+
+def test_a_watch_sees_each_byte_of_small_tensors():
+    small, large = torch.rand(1000), torch.rand(500_000)
+    watch = StateWatch([{"small": small, "large": large}])
+    watch.watch_values([(one.data_ptr(), 4 * one.numel()) for one in (large, small)], -1)
+    for i in (0, 500, 999):
+        kept = float(small[i])
+        small.numpy()[i] += 1
+        assert not watch.unchanged()
+        small.numpy()[i] = kept
+        assert watch.unchanged()
+
+
+@pytest.mark.compile
+def test_samples_of_a_gpu_are_compared_once_a_millisecond_and_found_changed_later(listening):
+    told = listening("""
+import time, torch
+from autotune.runtime.engine import StateWatch
+weight = torch.rand(512, 512)
+watch = StateWatch([{"weight": weight}])
+watch.watch_values([(weight.data_ptr(), 4 * weight.numel())], 0)
+assert watch.unchanged() and not watch.is_late
+time.sleep(0.002)
+assert watch.unchanged() and watch.unchanged()
+weight.numpy()[...] = 0
+time.sleep(0.002)
+assert watch.unchanged()  # compares behind the call
+assert not watch.unchanged() and watch.is_late
+""")
+    assert [one for one, _ in told] == ["record", "compare", "compare"]
+    assert {number for _, number in told} == {str(32 * 1024 // 16)}
 
 
 def test_tensors_that_count_no_changes_are_watched_as_objects():
