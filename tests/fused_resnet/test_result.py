@@ -113,6 +113,18 @@ def test_transforms_of_torch_func_are_refused(empty_db, x):
         network(x)
 
 
+@torch.no_grad()
+def test_parameters_of_transforms_of_torch_func_are_refused(empty_db, x):
+    models = [Model(lambda y: y).eval() for _ in range(2)]
+    network = FusedResNet.from_model(models[0], empty_db)
+    stacked = torch.func.stack_module_state(models)
+    ensemble = torch.vmap(lambda state: torch.func.functional_call(network, state, x))
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"a parameter belongs to a transform of torch\.func"):
+            ensemble(stacked)
+        assert relative_error(network(x), models[0](x)) < 1e-6
+
+
 class Scalar(Model):
     def forward(self, x):
         return super().forward(x) * self.conv.bias[0].item()
