@@ -1,8 +1,11 @@
 """The README and docs/: what they link to exists, headings and names included, and what their examples import."""
 
 import ast
+import functools
 import importlib
+import inspect
 import re
+import sys
 
 import pytest
 from repository import ROOT
@@ -41,6 +44,16 @@ def test_examples_import_what_exists(page, module, name):
     found = importlib.import_module(module)
     if name and not hasattr(found, name):
         importlib.import_module(f"{module}.{name}")
+
+
+DOCUMENTED = re.findall(r"^::: (\S+)$", (ROOT / "docs" / "reference" / "python-api.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", DOCUMENTED)
+def test_the_documented_names_are_imported_and_never_name_a_module(path):
+    importlib.import_module(path.rpartition(".")[0])
+    package, *names = path.split(".")
+    assert not inspect.ismodule(functools.reduce(getattr, names, sys.modules[package]))
 
 
 def test_the_cudnn_guides_names_are_public():

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 from tuning_db.errors import DatabaseError
 from tuning_db.launch import launch_text
-from tuning_db.reader import Reader, reader
+from tuning_db.reader import Reader, open_reader
 from tuning_db.signature import public_keys
 
 if TYPE_CHECKING:
     from tuning_db.store import Store
 
-__all__ = ["DatabaseError", "Store", "launch_text", "public_keys", "reader", "shipped_databases"]
+__all__ = ["DatabaseError", "Reader", "Store", "launch_text", "open_reader", "public_keys", "shipped_databases"]
 
 
 def shipped_databases() -> list[Path]:

@@ -396,7 +396,7 @@ def _text(value: Any) -> str:
     return value
 
 
-def reader(
+def open_reader(
     where: Location, trusted_keys: Iterable[str | os.PathLike[str]] = ()
 ) -> AbstractContextManager[protocols.Database]:
     """Open a database for running networks.

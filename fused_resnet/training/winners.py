@@ -24,7 +24,7 @@ from autotune.ir import (
 from autotune.libraries import aten, cudnn_names
 from autotune.runtime import Candidate, KernelChoice, choices, usable_devices
 from fused_resnet.training.step_plans import CLOSE, planned_kernels
-from tuning_db import reader
+from tuning_db import open_reader
 from tuning_db.location import file_of, is_address
 
 PublicKey = str | os.PathLike[str]
@@ -105,7 +105,7 @@ class Winners:
     def _best_us(self, problem: Problem, device: torch.device) -> float:
         """Return the shortest time of anything that solves a problem, in any form; infinity if nothing was timed."""
         problems = all_forms(problem)
-        with reader(self.database, self._trusted_keys) as store:
+        with open_reader(self.database, self._trusted_keys) as store:
             for row, _ in usable_devices(store, device):
                 times = [us for one in problems if (us := store.best_us(row, str(one))) is not None]
                 if times:
@@ -138,7 +138,7 @@ class Winners:
 
     def trains(self, device: torch.device) -> bool:
         """Return whether there is a kernel for a weight gradient; raises as `solutions` does."""
-        with reader(self.database, self._trusted_keys) as store:
+        with open_reader(self.database, self._trusted_keys) as store:
             texts = [text for text in store.problem_texts() if text.startswith(f"{Conv2dWgrad.operator} ")]
         return any(self.solutions(_gradient(text), device) for text in texts)
 
@@ -147,7 +147,7 @@ class Winners:
 
         Raises as `solutions` does.
         """
-        with reader(self.database, self._trusted_keys) as store:
+        with open_reader(self.database, self._trusted_keys) as store:
             found = [choice for choice in choices(store, problem, device) if choice.source.startswith("tuned")]
         solvers = [choice for choice in found if _is_solver(choice.candidate)]
         close_us = _close_us(solvers)
@@ -170,13 +170,13 @@ class Winners:
 
     def limit_us(self, problem: Problem, device: torch.device) -> float | None:
         """Return the least time of a problem by the device's peak rates; None if the database does not know these."""
-        with reader(self.database, self._trusted_keys) as store:
+        with open_reader(self.database, self._trusted_keys) as store:
             row = next((row for row, _ in usable_devices(store, device)), None)
             return limit_us(problem, row.flops_per_us, row.bytes_per_us) if row else None
 
     def _times(self, problem: Problem, device: torch.device) -> list[dict[str, float | None]]:
         """Return the time of the fastest candidate of each family, for each device whose code runs here."""
-        with reader(self.database, self._trusted_keys) as store:
+        with open_reader(self.database, self._trusted_keys) as store:
             return [
                 {one.kernel.family: one.median_us for one in reversed(store.ranking(row, str(problem)))}
                 for row, _ in usable_devices(store, device)
@@ -187,7 +187,7 @@ class Winners:
         if not self._uses_plans or (choice.expected_us or inf) > close_us:
             return False
         if device not in self._planned:
-            with reader(self.database, self._trusted_keys) as store:
+            with open_reader(self.database, self._trusted_keys) as store:
                 row = next((row for row, _ in usable_devices(store, device)), None)
                 self._planned[device] = planned_kernels(store, row) if row else {}
         return self._planned[device].get(str(problem)) == choice.candidate

@@ -36,10 +36,10 @@ def main(database: str, batch: int, name: str) -> dict[str, float]:
     seconds = {stage: clock[i + 1] - clock[i] for i, stage in enumerate(STAGES)}
 
     from autotune.runtime.selection import choices, select
-    from tuning_db import reader
+    from tuning_db import open_reader
 
     start = time.perf_counter()
-    with reader(database) as found:
+    with open_reader(database) as found:
         layers, settled = select(found, network.network(x), device)
         for layer in layers:
             if layer.name not in settled:

@@ -14,7 +14,7 @@ from kill_tuner import tuner
 from processes import HANG
 from repository import ROOT
 
-from tuning_db import DatabaseError, Store, json_export, postgres_backend, process_id, reader
+from tuning_db import DatabaseError, Store, json_export, open_reader, postgres_backend, process_id
 
 
 @pytest.fixture(params=["file", pytest.param("server", marks=pytest.mark.process)])
@@ -69,7 +69,7 @@ def test_reading_is_only_reading(where):
         fill(store, 1)
     with Store.open(where) as store:
         ranking = store.ranking(store.device("d"), store.problems()[0].text)
-        with reader(where) as database:
+        with open_reader(where) as database:
             found = database.ranking(database.device("d"), database.problem_texts()[0])
         assert ranking and [row.kernel_id for row in found] == [row.kernel_id for row in ranking]
         with pytest.raises(DatabaseError, match=r"readonly.*writable"):

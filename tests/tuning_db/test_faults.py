@@ -209,9 +209,9 @@ def test_a_file_that_stays_locked(tmp_path, monkeypatch):
 
 WAIT = """
 import sys
-from tuning_db import DatabaseError, Store, file_lock, reader
+from tuning_db import DatabaseError, Store, file_lock, open_reader
 file_lock.LOCK_SECONDS, file_lock.NOTICE_SECONDS = 1.5, 0.2
-for opened in (reader, Store.open, Store.create):
+for opened in (open_reader, Store.open, Store.create):
     try:
         opened(sys.argv[1])
     except DatabaseError as error:

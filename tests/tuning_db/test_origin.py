@@ -6,9 +6,8 @@ import shutil
 import pytest
 from databases import LIBRARY, identity
 
-from tuning_db import DatabaseError, Store, reader, signature
+from tuning_db import DatabaseError, Reader, Store, open_reader, signature
 from tuning_db.origin import ALLOW, Origin
-from tuning_db.reader import Reader
 
 OTHER = 12345  # a uid that is not ours
 NATIVE = {**LIBRARY, "kind": "shared_library", "compiler": "c"}
@@ -31,7 +30,7 @@ def binary(database, number):
     return database.binary(database.kernel(number).library)
 
 
-@pytest.fixture(params=[reader, Store.open], ids=["reader", "store"])
+@pytest.fixture(params=[open_reader, Store.open], ids=["reader", "store"])
 def opened(request):
     return request.param
 
@@ -86,10 +85,10 @@ def test_a_link_does_not_hide_the_owner(path, tmp_path):
     link = tmp_path / "link.db"
     link.symlink_to(path)
     os.chown(path, OTHER, OTHER)
-    with reader(link) as database, pytest.raises(DatabaseError, match="another user"):
+    with open_reader(link) as database, pytest.raises(DatabaseError, match="another user"):
         binary(database, 1)
     shutil.copy(path, tmp_path / "copy.db")  # a copy belongs to whom made it
-    with reader(tmp_path / "copy.db") as database:
+    with open_reader(tmp_path / "copy.db") as database:
         assert binary(database, 1)
 
 
@@ -99,7 +98,7 @@ def test_a_signed_file_may_belong_to_anyone(path, tmp_path):
     with Store.create(path) as store, Reader(path) as plain:
         store.put_signature(*signature.sign(plain.content(), signature.private_key(tmp_path / "key")))
     os.chown(path, OTHER, OTHER)
-    with reader(path) as database, pytest.raises(DatabaseError, match="another user"):
+    with open_reader(path) as database, pytest.raises(DatabaseError, match="another user"):
         binary(database, 1)
-    with reader(path, [public]) as database:
+    with open_reader(path, [public]) as database:
         assert binary(database, 1) == b"shared_library"

@@ -9,9 +9,8 @@ import pytest
 from databases import fill
 from repository import ROOT
 
-from tuning_db import DatabaseError, Store, reader
+from tuning_db import DatabaseError, Reader, Store, open_reader
 from tuning_db.location import SCHEMA_VERSION
-from tuning_db.reader import Reader
 from tuning_db.schema import ProblemRow
 
 SHIPPED = ROOT / "tuning_db" / "se_resnet9_fixup_h200.db"
@@ -73,7 +72,7 @@ def test_both_ways_of_reading_answer_the_same(path):
         )
     questions = ([*texts, "absent"], [*networks, "absent"], kernels)
     assert texts
-    with reader(path) as plain, Store.open(path) as store:
+    with open_reader(path) as plain, Store.open(path) as store:
         assert isinstance(plain, Reader)
         assert list(answers(plain, *questions)) == list(answers(store, *questions))
 
@@ -81,42 +80,42 @@ def test_both_ways_of_reading_answer_the_same(path):
 def test_it_is_read_while_others_write(tmp_path):
     with Store.create(tmp_path / "a.db") as store:
         fill(store, 1)
-        with store.writing() as session, reader(tmp_path / "a.db") as before:
+        with store.writing() as session, open_reader(tmp_path / "a.db") as before:
             count = len(before.problem_texts())
             session.add(ProblemRow(text="conv2d more", operator="conv2d"))
             session.flush()
-            with reader(tmp_path / "a.db") as during:
+            with open_reader(tmp_path / "a.db") as during:
                 assert len(during.problem_texts()) == count
-        with reader(tmp_path / "a.db") as after:
+        with open_reader(tmp_path / "a.db") as after:
             assert len(after.problem_texts()) == count + 1
 
 
 def test_what_cannot_be_read_is_named(tmp_path):
     with pytest.raises(DatabaseError, match=r"no tuning database at .*absent\.db"):
-        reader(tmp_path / "absent.db")
+        open_reader(tmp_path / "absent.db")
     (tmp_path / "words.db").write_text("words")
     with pytest.raises(DatabaseError, match=r"words\.db is not a tuning database"):
-        reader(tmp_path / "words.db")
+        open_reader(tmp_path / "words.db")
     newer = tmp_path / "newer.db"
     shutil.copy(OLDER, newer)
     with closing(sqlite3.connect(newer)) as connection:
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     with pytest.raises(DatabaseError, match=r"newer than .*upgrade the package"):
-        reader(newer)
+        open_reader(newer)
     with closing(sqlite3.connect(newer)) as connection:
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         connection.execute("DROP TABLE device")
-    with reader(newer) as database, pytest.raises(DatabaseError, match=r"newer\.db: no such table: device"):
+    with open_reader(newer) as database, pytest.raises(DatabaseError, match=r"newer\.db: no such table: device"):
         database.devices()
 
 
-@pytest.mark.parametrize("opened", [reader, Store.open, Store.create])
+@pytest.mark.parametrize("opened", [open_reader, Store.open, Store.create])
 def test_a_directory_is_called_one(opened, tmp_path):
     with pytest.raises(DatabaseError, match=r"is a directory: name the file of a tuning database$"):
         opened(tmp_path)
 
 
-@pytest.mark.parametrize("opened", [reader, Store.open])
+@pytest.mark.parametrize("opened", [open_reader, Store.open])
 def test_a_file_without_bytes_is_called_empty(opened, tmp_path):
     (tmp_path / "a.db").touch()
     with pytest.raises(DatabaseError, match=r"a\.db is empty.*run scripts/tune\.py"):
@@ -125,7 +124,7 @@ def test_a_file_without_bytes_is_called_empty(opened, tmp_path):
 
 def test_an_address_is_a_servers():
     with pytest.raises(DatabaseError, match="name a file, or a server"):
-        reader("mysql://user@host/name")
+        open_reader("mysql://user@host/name")
 
 
 def test_a_file_of_an_older_schema_has_its_launch_names_from_recorded_launches(tmp_path):

@@ -19,10 +19,9 @@ from processes import TUNED_BATCH
 
 from fused_resnet import FusedResNet, tune
 from fused_resnet.networks import se_resnet9_fixup
-from tuning_db import DatabaseError, Store, reader, remote, signature
+from tuning_db import DatabaseError, Reader, Store, open_reader, remote, signature
 from tuning_db.location import is_address, is_remote
 from tuning_db.pack import merge, pack
-from tuning_db.reader import Reader
 
 ABSENT = "0" * 64
 MIB = 2**20
@@ -98,7 +97,7 @@ def in_memory(path):
     system.store.clear()
 
 
-def assert_refused(url, *words, opened=reader):
+def assert_refused(url, *words, opened=open_reader):
     """Check that a URL is refused in one line with these words, and that nothing is left."""
     with pytest.raises(DatabaseError) as error:
         opened(url)
@@ -120,7 +119,7 @@ def test_a_database_is_fetched_once(path, web, cache):
     url = f"{web.url}/model.db#sha256={digest_of(path)}"
     for _ in range(2):
         remote._digest_once.cache_clear()  # as in a new process
-        with reader(url) as database, Store.open(url) as store, Reader(path) as here:
+        with open_reader(url) as database, Store.open(url) as store, Reader(path) as here:
             assert database.problem_texts() == store.problem_texts() == here.problem_texts()
             assert database.binary(database.kernel(1).library) == b"native"
             assert database.name == store.name == f"{web.url}/model.db"
@@ -177,7 +176,7 @@ def test_no_network(web, cache):
     assert list(cache.iterdir()) == []
 
 
-@pytest.mark.parametrize("opened", [reader, Store.open])
+@pytest.mark.parametrize("opened", [open_reader, Store.open])
 @pytest.mark.parametrize("end", ["", f"#sha256={ABSENT}"])
 def test_an_unknown_protocol(opened, end, cache):
     words = (
@@ -240,7 +239,7 @@ def test_a_large_file_is_not_held_in_memory(web, cache):
 def test_a_file_with_its_digest_that_is_no_database(tmp_path):
     (tmp_path / "text").write_text("no database, and longer than a header")
     url = f"{(tmp_path / 'text').as_uri()}#sha256={digest_of(tmp_path / 'text')}"
-    for opened in (reader, Store.open):
+    for opened in (open_reader, Store.open):
         assert_refused(url, "is not a tuning database", opened=opened)
 
 
@@ -256,17 +255,17 @@ def test_keys_count_for_urls_too(path, tmp_path):
     public = signature.generate(tmp_path / "key")
     url = f"{path.as_uri()}#sha256={digest_of(path)}"
     with pytest.raises(DatabaseError, match=r"file://.*model\.db has no valid signature by a key that you trust"):
-        reader(url, [public])
+        open_reader(url, [public])
     with Store.create(path) as store, Reader(path) as plain:
         store.put_signature(*signature.sign(plain.content(), signature.private_key(tmp_path / "key")))
-    with reader(f"{path.as_uri()}#sha256={digest_of(path)}", [public]) as database:
+    with open_reader(f"{path.as_uri()}#sha256={digest_of(path)}", [public]) as database:
         assert database.binary(database.kernel(1).library) == b"native"
 
 
 def test_native_code_in_a_cache_that_everybody_may_write_is_refused(in_memory, cache):
     remote.fetched(in_memory)
     cache.chmod(0o777)
-    for opened in (reader, Store.open):
+    for opened in (open_reader, Store.open):
         with opened(in_memory) as database, pytest.raises(DatabaseError, match="may be written by every user"):
             database.binary(database.kernel(1).library)
 

@@ -15,9 +15,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from databases import CONV, fill, renew_digests, rows
 from repository import ROOT
 
-from tuning_db import DatabaseError, Store, json_export, reader, shipped_databases, signature
+from tuning_db import DatabaseError, Reader, Store, json_export, open_reader, shipped_databases, signature
 from tuning_db.merge import merge_into
-from tuning_db.reader import Reader
 from tuning_db.signature import TRUSTED, generate, private_key, public_key
 from tuning_db.snapshot import read
 
@@ -66,7 +65,7 @@ def test_a_signature_is_ed25519_over_the_documented_text(signed):
     [(stored, value)] = rows(path, "SELECT key, value FROM signature")
     assert stored == public
     Ed25519PublicKey.from_public_bytes(base64.b64decode(public)).verify(base64.b64decode(value), content(path).text)
-    with reader(path, [public]) as database:
+    with open_reader(path, [public]) as database:
         assert database.devices()
 
 
@@ -75,16 +74,16 @@ def test_keys_are_files_their_text_or_base64(signed, key, tmp_path, monkeypatch)
     pem = key.with_name("key.pem.pub")
     for given in (pem, str(pem), pem.read_text(), public):
         assert public_key(given) == public
-        reader(path, [given]).__exit__()
+        open_reader(path, [given]).__exit__()
     generate(tmp_path / "other.pem")
     others = tmp_path / "other.pem.pub"
-    reader(path, [others, pem]).__exit__()
+    open_reader(path, [others, pem]).__exit__()
     monkeypatch.setenv(TRUSTED, f"{others}:{public}")
-    reader(path).__exit__()
+    open_reader(path).__exit__()
     monkeypatch.setenv(TRUSTED, str(others))
-    reader(path, [pem]).__exit__()
+    open_reader(path, [pem]).__exit__()
     with pytest.raises(DatabaseError, match="no valid signature by a key that you trust"):
-        reader(path)
+        open_reader(path)
 
 
 def test_shipped_databases_that_no_trusted_key_signed_are_left_out(key, monkeypatch):
@@ -108,7 +107,7 @@ def test_openssls_keys_are_taken(signed, tmp_path):
     second = sign(path, key)
     assert second == public_key(halved.stdout) != public
     for given in (public, second):  # several people may sign
-        reader(path, [given]).__exit__()
+        open_reader(path, [given]).__exit__()
 
 
 @pytest.mark.parametrize(
@@ -185,8 +184,8 @@ def test_every_change_of_what_running_reads_is_noticed(signed, change):
         connection.commit()
     renew_digests(path)  # by somebody who can write digests, and not signatures
     with pytest.raises(DatabaseError, match="it was changed after it was signed"):
-        reader(path, [public])
-    reader(path).__exit__()
+        open_reader(path, [public])
+    open_reader(path).__exit__()
 
 
 @pytest.mark.parametrize("column", ["weight_layouts", "symbol"])
@@ -196,13 +195,13 @@ def test_a_row_that_is_changed_behind_the_signature_is_refused_when_it_is_read(s
         connection.execute(f"UPDATE kernel SET {column} = '{{}}x'")
         connection.commit()
     damaged = pytest.raises(DatabaseError, match=r"signed\.db: row 1 of table 'kernel' is damaged")
-    with reader(path, [public]) as database, damaged:
+    with open_reader(path, [public]) as database, damaged:
         database.kernel(1)
 
 
 def test_a_file_that_is_changed_while_it_is_open_does_not_get_in(signed):
     path, public = signed
-    with reader(path, [public]) as database:
+    with open_reader(path, [public]) as database:
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("UPDATE kernel SET symbol = 'evil'")
             connection.commit()
@@ -217,7 +216,7 @@ def test_what_running_does_not_read_may_change(signed):
         connection.execute("UPDATE kernel SET source = source || 'x'")
         connection.execute("UPDATE measurement SET samples_us = '[]', recorded = NULL")
         connection.commit()
-    reader(path, [public]).__exit__()
+    open_reader(path, [public]).__exit__()
 
 
 def test_a_signature_that_is_copied_to_another_database_does_not_hold(signed, tmp_path):
@@ -227,12 +226,12 @@ def test_a_signature_that_is_copied_to_another_database_does_not_hold(signed, tm
         fill(store, 3)
         store.put_signature(*rows(path, "SELECT key, value FROM signature")[0])
     with pytest.raises(DatabaseError, match="changed after it was signed"):
-        reader(other, [public])
+        open_reader(other, [public])
     for value in ("", "AAAA", "no base64"):
         with Store.create(other) as store:
             store.put_signature(public, value)
         with pytest.raises(DatabaseError, match="no valid signature"):
-            reader(other, [public])
+            open_reader(other, [public])
 
 
 def test_more_tuning_ends_the_signature_and_signing_again_renews_it(signed, key):
@@ -240,9 +239,9 @@ def test_more_tuning_ends_the_signature_and_signing_again_renews_it(signed, key)
     with Store.create(path) as store:
         store.put_problem(CONV.format(n=99))
     with pytest.raises(DatabaseError, match="no valid signature"):
-        reader(path, [public])
+        open_reader(path, [public])
     assert sign(path, key) == public
-    reader(path, [public]).__exit__()
+    open_reader(path, [public]).__exit__()
     assert rows(path, "SELECT count(*) FROM signature") == [(1,)]
 
 
@@ -251,15 +250,15 @@ def test_an_unsigned_file_and_a_server_are_refused_where_keys_are_given(tmp_path
     with Store.create(tmp_path / "a.db") as store:
         fill(store, 1)
     with pytest.raises(DatabaseError, match=r"a\.db has no valid signature .*nobody signed it.*db\.py sign"):
-        reader(tmp_path / "a.db", [public])
+        open_reader(tmp_path / "a.db", [public])
     with pytest.raises(DatabaseError, match="pack it into a file and sign that"):
-        reader("postgresql+psycopg://user@host/name", [public])
+        open_reader("postgresql+psycopg://user@host/name", [public])
 
 
 def test_a_file_of_an_older_schema_has_no_signature(tmp_path):
     shutil.copy(ROOT / "tests" / "data" / "schema_1.db", tmp_path / "old.db")
     with pytest.raises(DatabaseError, match=r"old\.db has no valid signature"):
-        reader(tmp_path / "old.db", [generate(tmp_path / "key")])
+        open_reader(tmp_path / "old.db", [generate(tmp_path / "key")])
 
 
 def test_a_key_is_a_secret_of_its_owner(signed):
@@ -270,7 +269,7 @@ def test_a_key_is_a_secret_of_its_owner(signed):
     with Store.create(path) as store:
         store.put_signature(public, value)
     with pytest.raises(DatabaseError, match="no valid signature"):
-        reader(path, [public])
+        open_reader(path, [public])
 
 
 def test_signed_plans_that_changed_places_are_refused(key, tmp_path):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tuning_db import Store, reader
+from tuning_db import Store, open_reader
 
 
 @contextmanager
@@ -21,6 +21,6 @@ def given_or_empty(given: Path | None) -> Iterator[Path]:
         database = given or Path(folder, "empty.db")
         if given is None:
             Store.create(database).close()
-        with reader(database):
+        with open_reader(database):
             pass
         yield database

@@ -28,7 +28,7 @@ from autotune.ir import Problem, TorchCall, parse, with_batch
 from autotune.measure import CandidateBench
 from autotune.runtime import Candidate, candidate, shortlist, usable_devices
 from autotune_cli.command_line import add_device, positive, seconds, sizes, torch_device
-from tuning_db import reader
+from tuning_db import open_reader
 from tuning_db.protocols import Database
 
 FASTEST = 6
@@ -100,7 +100,7 @@ def main(options: argparse.Namespace) -> int:
     device = torch_device(options.device)
     counts: Counter[str] = Counter()
     num_problems = 0
-    with reader(options.db) as store:
+    with open_reader(options.db) as store:
         found = list(tuned(store, device, options.like).items())
         random.Random(options.seed).shuffle(found)
         for problem, kernels in found:

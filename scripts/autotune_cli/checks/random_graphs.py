@@ -41,7 +41,7 @@ from autotune_cli.checks.random_networks import BLOCKS, draw
 from autotune_cli.command_line import add_device, output, positive, torch_device
 from fused_resnet import FusedResNet
 from fused_resnet.module_state import module_state
-from tuning_db import reader
+from tuning_db import open_reader
 
 FACTOR = 8.0
 """A result is wrong if its error exceeds FACTOR x the rounding error of torch, plus FLOORS."""
@@ -199,7 +199,7 @@ def _alternatives(network: FusedResNet, x: torch.Tensor) -> Iterator[tuple[str, 
     captured = network.network(x)
     for alternative in captured.alternatives:
         taken = dataclasses.replace(captured, layers=captured.layers_with([alternative.name]), alternatives=())
-        with reader(network.tuning_db) as store:
+        with open_reader(network.tuning_db) as store:
             plan = NetworkPlan(taken, module_state(network), store, x.device, graph=False)
         context = ExecutionContext(plan, graph=False)
         y = torch.full_like(context.template, float("nan"))

@@ -39,7 +39,7 @@ from autotune_cli.command_line import add_device, add_model, positive, torch_dev
 from autotune_cli.models import load
 from fused_resnet.module_state import module_state
 from fused_resnet.networks import se_resnet9_fixup
-from tuning_db import reader
+from tuning_db import open_reader
 from tuning_db.protocols import Database, Device, Measurement
 
 FASTEST = 6
@@ -216,7 +216,7 @@ def main(options: argparse.Namespace) -> int:
     expected = exact(module, x)
     allowed = allowed_error(module, x, expected)
     wrong, ratio, layers, native = 0, 0.0, 0, 0
-    with reader(options.db) as store:
+    with open_reader(options.db) as store:
         for seed in range(options.seed, options.seed + options.plans):
             found = outcome(seed, network, state, store, x, expected, allowed)
             layers, native, ratio = layers + found.layers, native + found.native, max(ratio, found.error / allowed)

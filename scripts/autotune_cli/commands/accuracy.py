@@ -41,7 +41,7 @@ from fused_resnet.networks import se_resnet9_fixup
 from fused_resnet.quantization import DEFAULT_METHOD, METHODS, compare
 from fused_resnet.quantization.calibrate import calibrate
 from fused_resnet.quantization.scales import CalibratedScales
-from tuning_db import Store, reader
+from tuning_db import Store, open_reader
 
 PRECISIONS = {
     "f32": ("f32", None),
@@ -102,7 +102,7 @@ def main(arguments: argparse.Namespace) -> None:
     names = arguments.precision or usual_precisions(device)
     wanted = [require_one_of("precision", name, list(PRECISIONS)) for name in names]
     if arguments.db:
-        with reader(arguments.db):
+        with open_reader(arguments.db):
             pass  # a database that cannot be read is reported now, not after minutes of training
     case = random_case(arguments, device) if arguments.model else trained_case(arguments, device)
     expected = outputs(case.module, case.batches)

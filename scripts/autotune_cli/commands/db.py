@@ -26,11 +26,10 @@ from autotune.tuner import DEFAULT_OBJECTIVES, OBJECTIVES, format_config, layer_
 from autotune_cli.command_line import database, positive, seconds
 from autotune_cli.stored_resources import StoredResources
 from autotune_cli.tables import winners
-from tuning_db import DatabaseError, Store, diff, json_export, remote, signature
+from tuning_db import DatabaseError, Reader, Store, diff, json_export, remote, signature
 from tuning_db.location import SCHEMA_VERSION, Location, check, file_of, is_address, is_remote
 from tuning_db.merge import Outcome
 from tuning_db.pack import merge, pack
-from tuning_db.reader import Reader
 from tuning_db.schema import Measurement
 from tuning_db.signature import TRUSTED
 from tuning_db.snapshot import read

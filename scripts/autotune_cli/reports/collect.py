@@ -9,9 +9,8 @@ from autotune_cli.reports.history import runs
 from autotune_cli.reports.layers import layers
 from autotune_cli.reports.networks import networks
 from autotune_cli.reports.records import DeviceReport, Report
-from tuning_db import Store
+from tuning_db import Reader, Store
 from tuning_db.location import Location, file_of, is_address
-from tuning_db.reader import Reader
 from tuning_db.row_digests import UNREADABLE
 
 

@@ -22,7 +22,7 @@ from autotune_cli.checks.random_networks import draw
 from fused_resnet import FusedResNet
 from fused_resnet.capture import capture
 from fused_resnet.module_state import module_state
-from tuning_db import reader
+from tuning_db import open_reader
 
 CPU = torch.device("cpu")
 
@@ -84,7 +84,7 @@ def test_a_random_network_compiled_as_a_whole(empty_db):
 def test_a_region_is_compiled_between_layers_on_other_operators(empty_db):
     plain, x = model(), images()
     network = replace(capture(plain, tuple(x.shape), "f32"), alternatives=())
-    with reader(empty_db) as store:
+    with open_reader(empty_db) as store:
         plan = NetworkPlan(network, module_state(plain), store, CPU, graph=False, use_inductor=True)
     made = {item.layer.name: (item.choice.candidate.family, item.choice.source) for item in plan.bound}
     regions = {layer.name for layer in network.layers if isinstance(layer.problem, TorchCall)}

@@ -32,7 +32,7 @@ from fused_resnet import Activation, FusedResNet
 from fused_resnet.module_state import module_state
 from fused_resnet.quantization import capture_bytes
 from fused_resnet.quantization.calibrate import calibrate
-from tuning_db import reader
+from tuning_db import open_reader
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
 
@@ -155,7 +155,7 @@ def test_the_first_layers_also_run_with_their_cast(basic, empty_db):
     taken = dataclasses.replace(network, layers=network.layers_with([name]), alternatives=())
     assert [str(layer.problem.epilogue) for layer in taken.layers[:1]] == ["bias,relu,mul_scalar"]
     assert len(taken.layers) == len(network.layers) - 3
-    with reader(empty_db) as store:
+    with open_reader(empty_db) as store:
         plan = NetworkPlan(taken, module_state(model), store, CPU, graph=False)
     context = ExecutionContext(plan, graph=False)
     y = torch.full_like(context.template, float("nan"))
@@ -175,7 +175,7 @@ def test_the_ends_of_blocks_also_run_with_their_projections(basic, empty_db):
         BYTE_PRECISIONS[precision].dtype
     }
     assert {str(layer.problem.epilogue) for layer in projected} == {"bias,relu"}
-    with reader(empty_db) as store:
+    with open_reader(empty_db) as store:
         plan = NetworkPlan(taken, module_state(model), store, CPU, graph=False)
     context = ExecutionContext(plan, graph=False)
     y = torch.full_like(context.template, float("nan"))
