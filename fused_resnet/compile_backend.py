@@ -51,7 +51,7 @@ class CompileOptions:
         tune: A key of TUNE.
         budget: For tune="missing": time of the whole run for each input shape, such as "60s".
         precision: None, "tf32", "int8" or "fp8", as for FusedResNet.from_model.
-        calibration: For "int8" and "fp8": the scales that fused_resnet.quantization.calibrate returned.
+        calibration: For "int8" and "fp8": the scales that fused_resnet.calibrate returned.
         graph: On a GPU, replay the network as a CUDA graph.
         direct_gradients: On a GPU, let the backward pass of a small training step store the gradients of parameters
             itself, which saves the host autograd's work for each parameter. torch.autograd.grad and
@@ -88,9 +88,7 @@ class CompileOptions:
         options = cls(**(given or {}))
         require_one_of("option tune", options.tune, list(TUNE))
         if options.calibration is not None and not isinstance(options.calibration, Mapping):
-            raise InputError(
-                "the option calibration takes the scales that fused_resnet.quantization.calibrate returned"
-            )
+            raise InputError("the option calibration takes the scales that fused_resnet.calibrate returned")
         check_precision(options.precision, options.calibration)
         if options.tunes:
             _ = options.limits.seconds

@@ -341,7 +341,7 @@ def check_precision(precision: str | None, calibration: Iterable[Any] | Mapping[
     if precision in BYTE_PRECISIONS and calibration is None:
         raise InputError(
             f"precision='{precision}' needs calibration: give batches of inputs like those to come, or the scales that "
-            "fused_resnet.quantization.calibrate.calibrate returned for them"
+            "fused_resnet.calibrate returned for them"
         )
     if precision not in BYTE_PRECISIONS and calibration is not None:
         raise InputError(f"calibration is for {CALIBRATED} alone, and precision is {precision!r}: leave one out")

@@ -155,7 +155,7 @@ class FusedResNet(nn.Module):
             plans: Number of plans to keep, one for each input shape and, on a GPU, stream.
             precision: None for the module's dtype, "tf32" for a float32 module, "int8" or "fp8".
             calibration: For "int8" and "fp8": batches of inputs like those to come, such as a DataLoader, or the scales
-                that `quantization.calibrate` returned for them.
+                that `fused_resnet.calibrate` returned for them.
             memory_format: Memory format of results with four dimensions; torch.preserve_format for that of the model's.
             trusted_keys: Public keys, one of which must have signed the database, as for the class.
             inductor: Whether Inductor may compile, as for the class.

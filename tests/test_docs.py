@@ -56,6 +56,18 @@ def test_the_documented_names_are_imported_and_never_name_a_module(path):
     assert not inspect.ismodule(functools.reduce(getattr, names, sys.modules[package]))
 
 
+CALLED = re.compile(r"(?<![.\w])((?:autotune|fused_resnet|tuning_db)(?:\.\w+)+)`?(?=\(| returned)")
+TEXTS = [*PAGES, *(path for package in OURS for path in sorted((ROOT / package).rglob("*.py")))]
+
+
+def test_functions_that_texts_and_messages_name_can_be_called():
+    for path in {name for text in TEXTS for name in CALLED.findall(text.read_text())}:
+        package, *names = path.split(".")
+        for known in range(1, len(names)):
+            importlib.import_module(".".join([package, *names[:known]]))
+        assert callable(functools.reduce(getattr, names, importlib.import_module(package))), path
+
+
 def test_the_cudnn_guides_names_are_public():
     from autotune import cudnn_algorithms
 

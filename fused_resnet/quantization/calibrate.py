@@ -1,6 +1,6 @@
 """Post-training quantization: scales of activations from example inputs, and the loss of accuracy.
 
-    scales = calibrate(model, batches)
+    scales = fused_resnet.calibrate(model, batches)
     net = FusedResNet.from_model(model, "tuned.db", precision="int8", calibration=scales)
     print(compare(model(held_out), net(held_out)))
 
