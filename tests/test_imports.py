@@ -1,9 +1,11 @@
 """What imports what: the runtime stands without the tuner and its tools, and nothing knows the scripts."""
 
 import os
+import subprocess
 import sys
 
-from processes import python
+import pytest
+from processes import HANG, python
 
 TOOLS = ("jinja2", "optuna", "cutlass_library", "ninja", "rich", "matplotlib")
 RUNTIME = {
@@ -40,6 +42,20 @@ RUNTIME = {
     },
 }
 """What running SE-ResNet9-Fixup from a file loads of each package: the first result waits for all of it."""
+
+
+@pytest.mark.process
+def test_folders_of_the_user_do_not_hide_the_packages(tmp_path):
+    for package in ("autotune", "fused_resnet", "tuning_db"):
+        (tmp_path / package).mkdir()
+    code = "import autotune, fused_resnet, tuning_db; print(*(one.__file__ is not None for one in (autotune, fused_resnet, tuning_db)))"
+    (tmp_path / "mine.py").write_text(code)
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    for words in (["mine.py"], ["-m", "mine"], ["-c", "import mine"]):
+        done = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env=kept, capture_output=True, text=True, check=False, timeout=HANG
+        )
+        assert (done.returncode, done.stdout) == (0, "True True True\n"), done.stderr
 
 
 def test_running_the_network_needs_no_tuner_no_compiler_and_no_cache_folder(tuned_db):
