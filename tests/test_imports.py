@@ -46,10 +46,11 @@ RUNTIME = {
 
 @pytest.mark.process
 def test_folders_of_the_user_do_not_hide_the_packages(tmp_path):
-    for package in ("autotune", "fused_resnet", "tuning_db"):
+    packages = ("autotune", "fused_resnet", "tuning_db")
+    for package in packages:
         (tmp_path / package).mkdir()
-    code = "import autotune, fused_resnet, tuning_db; print(*(one.__file__ is not None for one in (autotune, fused_resnet, tuning_db)))"
-    (tmp_path / "mine.py").write_text(code)
+    named = ", ".join(packages)
+    (tmp_path / "mine.py").write_text(f"import {named}\nprint(*(one.__file__ is not None for one in ({named})))\n")
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     for words in (["mine.py"], ["-m", "mine"], ["-c", "import mine"]):
         done = subprocess.run(
