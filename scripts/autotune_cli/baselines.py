@@ -152,10 +152,14 @@ VARIANTS = [
 ]
 
 
+def tensors(results: object) -> list[Tensor]:
+    """Return the tensors among a network's results, which may also hold numbers, texts and None."""
+    return [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
+
+
 def flat(results: object) -> Tensor:
     """Return all elements of a network's results in one float32 tensor of one dimension."""
-    found = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
-    return torch.cat([tensor.float().flatten() for tensor in found])
+    return torch.cat([tensor.float().flatten() for tensor in tensors(results)])
 
 
 def from_another(database: Path) -> Variant:

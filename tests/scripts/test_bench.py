@@ -56,6 +56,33 @@ def small():
 """
 
 
+RESULTS = """
+import torch
+
+class Results(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 8, 3)
+
+    def forward(self, x):
+        y = self.conv(x)
+        return {"y": y, "number": 3, "size": x.shape[0], "nothing": None, "text": "a", "all": (y.mean(), x.ndim)}
+"""
+
+
+@pytest.mark.process
+def test_bench_times_models_that_return_numbers_beside_tensors(tmp_path):
+    (tmp_path / "net.py").write_text(RESULTS)
+    network = ("--model", f"{tmp_path / 'net.py'}:Results", "--input", "3,8,8", "--batch", "2,20", "--device", "cpu")
+    done = script(
+        "bench", *network, "--only", "eager,channels_last", "--seconds", "0.01", "--out", tmp_path, "--name", "r"
+    )
+    assert done.returncode == 0, done.stderr
+    for batch in json.loads((tmp_path / "r.json").read_text())["batches"]:
+        assert [variant["status"] for variant in batch["variants"].values()] == ["ok", "ok"]
+        assert all(variant["error"] < 1e-5 for variant in batch["variants"].values())
+
+
 @pytest.mark.process
 def test_bench_runs_backward_passes_in_the_thread_that_is_asked_for(tmp_path):
     says = "class Says(torch.nn.Module):\n    def forward(self, x):\n"

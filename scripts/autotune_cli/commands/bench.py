@@ -31,7 +31,6 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from autotune.core import AutotuneError, require_one_of
 from autotune.ir import DTYPES
@@ -47,6 +46,7 @@ from autotune_cli.baselines import (
     flat,
     from_another,
     fused_full,
+    tensors,
 )
 from autotune_cli.command_line import (
     add_batches,
@@ -276,14 +276,18 @@ def make_case(
 def reference(module: nn.Module, x: Tensor) -> Tensor:
     """Return the network's results in float32 without TF32, for an input in float32 in float64.
 
-    They are computed on the input's device, a few images at a time.
+    They are computed on the input's device, a few images at a time if each result has one row for each image.
     """
     dtype = torch.float64 if x.dtype == torch.float32 else torch.float32
     exact = copy.deepcopy(module).to(x.device, dtype)
     with torch.inference_mode(), torch.backends.cudnn.flags(allow_tf32=False):
-        parts = [exact(part.to(dtype)) for part in x.split(REFERENCE_IMAGES)]
-        leaves = zip(*map(tree_leaves, parts), strict=True)
-        return flat([torch.cat(pieces) for pieces in leaves])
+        parts = x.split(REFERENCE_IMAGES)
+        results = [tensors(exact(part.to(dtype))) for part in parts]
+        if len(parts) == 1:
+            return flat(results)
+        if all(one.shape[:1] == part.shape[:1] for part, ones in zip(parts, results, strict=True) for one in ones):
+            return flat([torch.cat(pieces) for pieces in zip(*results, strict=True)])
+        return flat(exact(x.to(dtype)))
 
 
 def wait_for_a_line() -> None:
