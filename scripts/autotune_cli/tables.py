@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.core.faults import Fault
-from autotune.ir import Problem
+from autotune.ir import BYTE_FORMATS, Problem
 from autotune.tuner import OBJECTIVES, RECORD, WAIT, Failure, LayerWinner, PhaseTime, TimeBreakdown, pareto_candidates
 from tuning_db import Store
 from tuning_db.schema import Device
@@ -85,7 +85,9 @@ def _sums(lines: Iterable[LayerWinner]) -> tuple[str, str, str]:
 
 
 def _torch_us(line: LayerWinner) -> float | None:
-    return line.time_us * line.speed_up if line.time_us and line.speed_up else None
+    """Return the time of torch's operators; None for a problem in bytes, which torch only emulates in float32."""
+    known = line.time_us and line.speed_up and line.problem.dtype not in BYTE_FORMATS
+    return line.time_us * line.speed_up if known and line.time_us and line.speed_up else None
 
 
 def spent(breakdown: TimeBreakdown) -> Table:

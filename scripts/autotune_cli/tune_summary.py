@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from rich.console import Console
 
 from autotune.core import faults
 from autotune.families import serving
-from autotune.ir import WHOLE, Problem, TorchCall
+from autotune.ir import BYTE_FORMATS, BYTE_PRECISIONS, WHOLE, Problem, TorchCall
 from autotune.libraries import inductor
 from autotune.tuner import Tuner, TuneRequest, layer_winners, rejected_configs, unsupported_reason
 from autotune.tuner import failures as failed
 from autotune_cli.tables import failure_counts, failures, phases, spent, survived, total_us, tradeoffs, winners
 from autotune_cli.tune_progress import LiveProgress
+from fused_resnet.model_source import PRODUCTS
 from fused_resnet.networks.se_resnet9_fixup import MODELS
 from tuning_db.schema import PlanRow
 
@@ -194,11 +196,15 @@ def _outcome(tuner: Tuner, request: TuneRequest) -> str:
         return outcome_text(plan)
     layers = request.named[: len(request.network.layers)]
     own, torch = total_us(layer_winners(tuner.store, tuner.device, layers))
-    return (
-        f"its layers take {own:.1f} us, {torch / own:.2f}x faster than torch's operators ({torch:.1f} us)"
-        if own
-        else ""
-    )
+    if not own:
+        return ""
+    if any(problem.dtype in BYTE_FORMATS for _, problem in layers):
+        precision = _precision(request)
+        return (
+            f"its layers take {own:.1f} us; torch only emulates {precision}: autotune bench --precision {precision} "
+            "--only fused,fused_full,compile compares it with the network in full precision"
+        )
+    return f"its layers take {own:.1f} us, {torch / own:.2f}x faster than torch's operators ({torch:.1f} us)"
 
 
 def outcome_text(plan: PlanRow) -> str:
@@ -218,8 +224,20 @@ def _runner(candidate: str) -> str:
 
 def _use(request: TuneRequest, database: str) -> str:
     """Return the line of Python that runs what was tuned."""
+    options = {"tuning_db": database}
+    if precision := _precision(request):
+        options["precision"] = precision
     if request.is_step:
-        return f'torch.compile(model, backend="autotune", dynamic=False, options={{"tuning_db": "{database}"}})'
+        return f'torch.compile(model, backend="autotune", dynamic=False, options={json.dumps(options)})'
+    arguments = ", ".join(f"{name}={json.dumps(value)}" for name, value in options.items())
     if request.name in MODELS:
-        return f'FusedResNet(tuning_db="{database}")'
-    return f'FusedResNet.from_model(model, tuning_db="{database}")'
+        return f"FusedResNet({arguments})"
+    return f"FusedResNet.from_model(model, {arguments}{', calibration=batches' * (precision in BYTE_PRECISIONS)})"
+
+
+def _precision(request: TuneRequest) -> str | None:
+    """Return the precision that a network or a step was tuned in; None for that of its tensors."""
+    dtypes = {problem.dtype for problem in request.problems}
+    if request.network:  # without a layer that gains by it, too
+        dtypes.update(dict(request.network.identity.properties).get("dtype", "").split("+"))
+    return next((name for name, dtype in PRODUCTS.items() if dtype in dtypes), None)

@@ -2,8 +2,9 @@
 
 import pytest
 
-from autotune.tuner import Failure
-from autotune_cli.tables import failure_counts
+from autotune.ir import parse
+from autotune.tuner import Failure, LayerWinner
+from autotune_cli.tables import failure_counts, total_us
 
 pytestmark = pytest.mark.unit
 
@@ -15,3 +16,9 @@ def test_failures_are_counted_by_kind_the_most_frequent_first():
         Failure("c 32x32", "wrong", "y has a relative error of 0.1", 4),
     ]
     assert failure_counts(found) == "36 candidates failed (34 wrong, 2 does not compile)"
+
+
+@pytest.mark.parametrize(("dtype", "torch_us"), [("f32", 100.0), ("s8", 2.0), ("e4m3", 2.0)])
+def test_torchs_emulation_of_bytes_is_not_compared_with(dtype, torch_us):
+    problem = parse(f"conv2d n=4 h=8 w=8 c=64 k=64 r=3 s=3 pad=1 dtype={dtype}")
+    assert total_us([LayerWinner("a", problem, "w", time_us=2.0, speed_up=50.0)]) == (2.0, torch_us)
