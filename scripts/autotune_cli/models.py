@@ -266,6 +266,9 @@ def _from_file(path: Path, function: str) -> nn.Module:
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # so that its classes can be pickled and compiled
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # for modules beside the file, as Python does for a script
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # a user's file may raise anything

@@ -1,5 +1,7 @@
 """Models by their names on the command line."""
 
+import sys
+
 import pytest
 import torch
 from processes import script
@@ -21,6 +23,20 @@ def test_a_function_in_a_file(file):
     network = model.network(5, "bf16")
     assert str(network.layers[-1].problem).startswith("conv2d n=5 h=9 w=8 c=2 k=4 r=3")
     assert {layer.problem.dtype for layer in network.all_layers} == {"bf16"}
+
+
+def test_a_file_imports_modules_beside_it_also_late(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "channels_beside.py").write_text("OUT = 5\n")
+    (tmp_path / "stride_beside.py").write_text("STRIDE = 2\n")
+    (tmp_path / "net.py").write_text(
+        "import channels_beside\nfrom torch import nn\n"
+        "def make():\n    import stride_beside\n"
+        "    return nn.Conv2d(2, channels_beside.OUT, 1, stride_beside.STRIDE)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    module = models.load("net.py:make", (2, 8, 8), None).module
+    assert module(torch.rand(1, 2, 8, 8)).shape == (1, 5, 4, 4)
 
 
 def test_a_network_of_ours():
