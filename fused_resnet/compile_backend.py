@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autotune.core import CaptureError, in_one_line, require_one_of
+from autotune.core import AutotuneError, CaptureError, in_one_line, require_one_of
 from autotune.ir import BYTE_PRECISIONS, Network, ToChannelsLast, TorchCall
 from autotune.runtime.engine import same_objects
 from fused_resnet.dynamo_graph import Unlifted, unlift
@@ -178,8 +179,11 @@ def _training_step(graph_module: fx.GraphModule, example_inputs: Sequence[Any], 
     if found is not None and not (found.named or found.others):
         return _other_backend(graph_module, example_inputs)  # a piece between graph breaks
     if found is not None and options.tunes:
-        with torch.inference_mode(False):
-            tune_step("a training step", found.to_tune(), device, options.database, options.limits)
+        try:
+            with torch.inference_mode(False):
+                tune_step("a training step", found.to_tune(), device, options.database, options.limits, _started())
+        except AutotuneError as error:  # no compiler, a full disk: the step runs on what there is
+            warnings.warn(f"the tune ended early: {error}", stacklevel=2)
     winners = Winners(options.database, options.trusted_keys)
     if found is not None:
         num_solved = sum(bool(winners.solutions(problem, device)) for problem in found.named.values())
@@ -211,7 +215,7 @@ class CompiledGraph:
     """
 
     def __init__(self, unlifted: Unlifted, options: CompileOptions) -> None:
-        self._unlifted, self._options = unlifted, options
+        self._unlifted, self._options, self._started = unlifted, options, _started()
         self._inputs = _getter(unlifted.inputs)
         self._is_tuple = unlifted.is_tuple
         self._source = Captured(unlifted.module, type(unlifted.module).__name__, options.precision, options.calibration)
@@ -281,7 +285,7 @@ class CompiledGraph:
             trusted_keys=options.trusted_keys,
         )
         if isinstance(fused, _TunedAtFirstCall):
-            fused.limits = options.limits
+            fused.limits, fused.started = options.limits, self._started
         return fused
 
 
@@ -289,10 +293,15 @@ class _TunedAtFirstCall(FusedResNet):
     """A FusedResNet that tunes what the database lacks before it binds a plan."""
 
     limits = TuneLimits()
+    started: float | None = None
 
     def _before_binding(self, network: Network, device: torch.device) -> None:
-        with torch.inference_mode(False):
-            tune_missing(network, device, self.tuning_db, self.limits)
+        started, self.started = self.started, None  # the time before the first call belongs to its budget alone
+        try:
+            with torch.inference_mode(False):
+                tune_missing(network, device, self.tuning_db, self.limits, started)
+        except AutotuneError as error:  # no compiler, a full disk: the model runs on what there is
+            warnings.warn(f"the tune ended early: {error}", stacklevel=2)
 
 
 @dataclass(frozen=True)
@@ -311,6 +320,13 @@ class _Bound:
         """Return whether only this object holds one of the tensors, so that no call can pass all of them again."""
         held = 5  # by the tuple, a dictionary of the module, the copy that StateWatch keeps, the loop, and getrefcount
         return any(one is not None and sys.getrefcount(one) <= held for one in self.arguments)
+
+
+def _started() -> float:
+    """Return the time.monotonic() at which Dynamo began to compile, from which a budget counts; else that of now."""
+    context = getattr(torch._dynamo.utils, "get_metrics_context", lambda: None)()
+    began = getattr(context, "_start_time_ns", None)
+    return time.monotonic() - (max(0, time.time_ns() - began) / 1e9 if began else 0.0)
 
 
 def _captured(network: FusedResNet, inputs: Sequence[torch.Tensor]) -> Network:

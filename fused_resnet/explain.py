@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from autotune.core import ceil_div, device_name, format_bytes
 from autotune.ir import Problem, limit_us, with_batch
+from autotune.libraries import inductor
 from autotune.runtime import BoundLayer, ExecutionContext, batches
 from fused_resnet.text_table import end_of, format_table, number, percent, shortened
 from tuning_db.protocols import Database, Device
@@ -43,6 +44,7 @@ class Explanation:
     Attributes:
         rows: One row for each layer, in order.
         network_us: Time of the whole network in microseconds, if it was tuned as a whole.
+        torch_us: Times of torch's operators for the whole network in the rounds of that time, by candidate.
         arena_bytes: Memory of activations for one stream, shared by those that are not needed at the same time.
         buffer_bytes: Memory of activations without sharing.
         context_bytes: All memory of one stream: activations and workspaces.
@@ -51,6 +53,7 @@ class Explanation:
 
     rows: tuple[LayerRow, ...]
     network_us: float | None
+    torch_us: Mapping[str, float]
     arena_bytes: int
     buffer_bytes: int
     context_bytes: int
@@ -88,10 +91,11 @@ class Explanation:
         if not mixed:
             lines = [line[:1] + line[2:] for line in lines]
         table = format_table(lines, left=range(4 if mixed else 3))
-        if not any(row.expected_us for row in self.rows):
+        if self.network_us is None and not any(row.expected_us for row in self.rows):
             table.append("nothing is tuned for such inputs: fused_resnet.tune or scripts/tune.py does")
         if self.network_us is not None:
             table.append(f"the whole network, timed as one: {self.network_us:.1f} us")
+            table.append(self._compared())
         table += textwrap.wrap(self._kept_layers(), 80) if self.kept else []
         saved = 1 - self.arena_bytes / self.buffer_bytes if self.buffer_bytes else 0.0
         table.append(
@@ -99,6 +103,17 @@ class Explanation:
         )
         table.append(f"with workspaces: {format_bytes(self.context_bytes)} for each stream")
         return "\n".join(table)
+
+    def _compared(self) -> str:
+        """Return a sentence about the plan and torch's operators for the whole network, timed in one run."""
+        fastest: dict[str, float] = {}
+        for candidate, us in self.torch_us.items():
+            name = "torch.compile" if inductor.compiles(candidate) else "eager PyTorch"
+            fastest[name] = min(us, fastest.get(name, us))
+        told = [f"{name} takes {us:.1f} us in the same run" for name, us in fastest.items()]
+        if "torch.compile" not in fastest:
+            told.append("it was not compared with torch.compile, which a longer tune does")
+        return "; ".join(told)
 
     def _kept_layers(self) -> str:
         """Return a sentence about the layers that are not in bytes, by reason."""
@@ -114,7 +129,8 @@ def explain(context: ExecutionContext, store: Database) -> Explanation:
     settled = store.plan(device, plan.network.key) if device else None
     return Explanation(
         tuple(_row(item, store, device) for item in plan.bound),
-        settled.median_us if settled and not settled.details.get("untimed") else None,
+        settled.median_us if settled else None,
+        settled.details.get("torch_us", {}) if settled else {},
         plan.arena.bytes,
         sum(operand.bytes for operand in plan.buffers.values()),
         context.bytes,

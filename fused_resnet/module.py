@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from autotune.core import CaptureError
+from autotune.core import CaptureError, LayerError
 from autotune.ir import TENSOR_DTYPES, Network
 from autotune.libraries import inductor
 from autotune.runtime import ExecutionContext, NetworkPlan
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FusedResNet", "InputError"]
 
-_PER_OBJECT = ("_cache", "_captured_plans", "_lock", "_num_compiled", "_number", "_positions", "_trainable")
+_PER_OBJECT = ("_avoided", "_cache", "_captured_plans", "_lock", "_num_compiled", "_number", "_positions", "_trainable")
 """State of one object in one process: a copy or an unpickled module begins without it."""
 
 _MAX_COMPILED_PLANS = 8
@@ -258,9 +259,14 @@ class FusedResNet(nn.Module):
         if any(map(torch_op.is_traced, inputs)):
             results = torch_op.call([autocast(self, x) for x in inputs], self._number, arguments)
         elif all(x.numel() for x in inputs):
-            results = self.run(inputs, arguments, out)
+            try:
+                results = self.run(inputs, arguments, out)
+            except LayerError as error:  # torch's own operators failed as a layer, where eager torch may run them
+                warnings.warn(f"the call runs as torch runs the model, because {error}", stacklevel=2)
+                result = self._on_torch(inputs, arguments)
+                return result if out is None else out.copy_(result)
         else:
-            result = self._without_elements(inputs, arguments)
+            result = self._on_torch(inputs, arguments)
             return result if out is None else out.copy_(result)
         if out is None:
             return self._finish(inputs, arguments, results, memory_format or self.memory_format)
@@ -270,8 +276,8 @@ class FusedResNet(nn.Module):
             inputs, arguments, [out if results[0] is out else out.copy_(results[0])], torch.channels_last
         )
 
-    def _without_elements(self, inputs: Sequence[torch.Tensor], arguments: str) -> Any:
-        """Return what the plain network returns for an empty batch, which no kernel computes."""
+    def _on_torch(self, inputs: Sequence[torch.Tensor], arguments: str) -> Any:
+        """Return what the plain network returns: for an empty batch, which no kernel computes, or without a plan."""
         check_arguments(self._plain, arguments)
         for x in inputs:
             check_input(self, x)
@@ -358,7 +364,12 @@ class FusedResNet(nn.Module):
             results = [torch.empty_like(template) for template in context.templates]
             if out is not None and len(results) == 1 and fits(out, context.template):
                 results = [out]
-            context.run(taken, results, stream)
+            try:
+                context.run(taken, results, stream)
+            except LayerError as error:
+                self._avoid(error, context.plan)
+                self._discard(cache, although_unchanged=True)
+                continue
             # Check for changes after the launch, while the device works. A run with old weights is harmless, as the
             # plan owns its tensors, and is repeated. The check is that of the cache that the context belongs to: a
             # newer one knows the new weights.
@@ -437,6 +448,14 @@ class FusedResNet(nn.Module):
         """
         self._discard(self._cache, although_unchanged=True)
 
+    def _avoid(self, error: LayerError, plan: NetworkPlan) -> None:
+        """Let another candidate run a layer that failed; raises the error if that was the last one."""
+        failed = next(bound.choice.candidate for bound in plan.bound if bound.layer.name == error.layer)
+        if (error.layer, str(failed)) in self._avoided:
+            raise error
+        self._avoided.add((error.layer, str(failed)))
+        warnings.warn(f"{error}; it ran as '{failed}', and its next candidate is taken", stacklevel=5)
+
     def _discard(self, cache: CallCache, *, although_unchanged: bool = False) -> None:
         """Replace a cache by an empty one, unless another thread has done so, or its state has only seemed changed.
 
@@ -454,6 +473,7 @@ class FusedResNet(nn.Module):
         """Set the state of a new object: nothing is bound."""
         self._cache = CallCache(self)
         self._captured_plans: list[NetworkPlan] = []  # the caller's CUDA graphs use their weights
+        self._avoided: set[tuple[str, str]] = set()  # layers and candidates that failed in runs
         self._lock = threading.RLock()
         self._number = torch_op.register(self)
         self._trainable: dict[torch.device, Callable[..., Any]] = {}  # the plain network in training mode
@@ -506,7 +526,7 @@ class FusedResNet(nn.Module):
         compiles = wanted and self._num_compiled < _MAX_COMPILED_PLANS
         with self._database() as store, torch.inference_mode(False), torch.no_grad():
             # The plain network's tensors, because replicas of torch.nn.DataParallel have no named ones of their own.
-            plan = NetworkPlan(network, state, store, device, self.graph, last, compiles)
+            plan = NetworkPlan(network, state, store, device, self.graph, last, compiles, self._avoided)
             database = store.name  # without the password of a server, or what is secret in a URL
         is_compiled = any(bound.choice.candidate.compiled for bound in plan.bound)
         self._num_compiled += is_compiled

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from autotune.core import Deadline, paths, seconds_of
+from autotune.core import paths, seconds_of
 from autotune.ir import Network, Problem
 from fused_resnet.model_source import Captured
 from fused_resnet.module import FusedResNet, plain_of
@@ -21,7 +23,7 @@ from tuning_db import public_keys
 from tuning_db.location import is_address, is_remote
 
 if TYPE_CHECKING:
-    from autotune.tuner import Bench, LineProgress, Tuner, TuneRequest
+    from autotune.tuner import Bench, LineProgress, Searched, Tuner, TuneRequest
     from tuning_db import Store
 
 Location = str | os.PathLike[str]
@@ -57,6 +59,15 @@ class TuneLimits:
         except ValueError as error:
             raise InputError(f"budget: {error}") from error
 
+    @property
+    def families(self) -> tuple[str, ...]:
+        """The families to try; raises UnknownNameError for one that does not exist."""
+        if not self.only:
+            return ()
+        from autotune.families import family
+
+        return tuple(family(name).name for name in self.only)
+
 
 def tune(
     model: nn.Module,
@@ -84,7 +95,7 @@ def tune(
         example_inputs: The input, or a tuple of the inputs; their shapes, dtype and device count, not their values.
         tuning_db: Path or URL of the database, which is made if it is missing. Without one, that of the environment
             variable AUTOTUNE_DB, or else autotune/tuning.db in the user's cache.
-        budget: Time of the run: seconds, or text such as "90s" or "5m"; 6 minutes on a GPU and 90 seconds on a CPU by
+        budget: Time of the call: seconds, or text such as "90s" or "5m"; 6 minutes on a GPU and 90 seconds on a CPU by
             default.
         trials: Number of configs that may be tried for a layer.
         jobs: Number of compilers that run at the same time; all cores by default.
@@ -102,9 +113,13 @@ def tune(
         DatabaseError: The database cannot be read or written.
         InputError: An input or argument does not fit.
         ToolchainError: There is no compiler.
+        UnknownNameError: There is no family of a name in `only`.
     """
+    started = time.monotonic()
+    if isinstance(only, str):
+        raise InputError(f"only={only!r} is a text: give a list of names, such as only=[{only!r}]")
     limits = TuneLimits(budget, trials, jobs, tuple(only))
-    _ = limits.seconds  # a budget that is no time is refused before anything is made
+    _ = limits.seconds, limits.families  # what is no time or no family is refused before anything is made
     inputs = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
     if not inputs or not all(isinstance(one, torch.Tensor) for one in inputs):
         raise InputError("example_inputs holds no tensor, or something else: give a tensor or a tuple of tensors")
@@ -112,7 +127,7 @@ def tune(
     source = Captured.of(plain_of(model), replace or {}, name, precision, calibration)
     create(where)
     fused = FusedResNet(where, source, graph=graph, plans=plans, memory_format=memory_format)
-    tune_missing(fused.network(*inputs), inputs[0].device, where, limits)
+    tune_missing(fused.network(*inputs), inputs[0].device, where, limits, started)
     return fused
 
 
@@ -139,8 +154,17 @@ def create(where: str) -> None:
         Store.create(where).close()
 
 
-def tune_missing(network: Network, device: torch.device, where: str, limits: TuneLimits) -> bool:
+def tune_missing(
+    network: Network, device: torch.device, where: str, limits: TuneLimits, started: float | None = None
+) -> bool:
     """Tune the layers and the plan of a network that a database lacks for a device.
+
+    Args:
+        network: The network.
+        device: The device.
+        where: The database.
+        limits: The limits of the run.
+        started: The time.monotonic() from which the budget counts; None for now.
 
     Returns:
         Whether something was missing.
@@ -155,13 +179,20 @@ def tune_missing(network: Network, device: torch.device, where: str, limits: Tun
 
     bench = Bench.of_device(device)
     with Store.create(where) as store:
-        request = missing(store, bench, network)
+        request = missing(store, bench, network, _searched(bench, limits))
         if request is not None:
-            _run(store, bench, request, limits)
+            _run(store, bench, request, limits, started)
     return request is not None
 
 
-def tune_step(title: str, named: Mapping[str, Problem], device: torch.device, where: str, limits: TuneLimits) -> bool:
+def tune_step(
+    title: str,
+    named: Mapping[str, Problem],
+    device: torch.device,
+    where: str,
+    limits: TuneLimits,
+    started: float | None = None,
+) -> bool:
     """Tune those problems of a training step that a database lacks for a device, as tune_missing does.
 
     Args:
@@ -170,71 +201,71 @@ def tune_step(title: str, named: Mapping[str, Problem], device: torch.device, wh
         device: The device.
         where: The database.
         limits: The limits of the run.
+        started: As for tune_missing.
     """
     from autotune.tuner import Bench, missing_problems, step_request
     from tuning_db import Store
 
     bench = Bench.of_device(device)
     with Store.create(where) as store:
-        request = step_request("problems", title, missing_problems(store, bench, list(named.items())), bench.arch)
+        lacking = missing_problems(store, bench, list(named.items()), _searched(bench, limits))
+        request = step_request("problems", title, lacking, bench.arch)
         if request.named:
-            _run(store, bench, request, limits)
+            _run(store, bench, request, limits, started)
     return bool(request.named)
 
 
-def _run(store: Store, bench: Bench, request: TuneRequest, limits: TuneLimits) -> None:
-    """Tune what is requested."""
-    from autotune.measure import Timing, Worker
-    from autotune.tuner import ForeignKernels, LineProgress, Tuner, TunerOptions, inductor_modes, refuse_other_timing
-    from tuning_db import shipped_databases
+def _searched(bench: Bench, limits: TuneLimits) -> Searched:
+    from autotune.tuner import Searched, inductor_modes
+
+    return Searched(
+        limits.families,
+        limits.trials or bench.trials,
+        bench.budget if limits.seconds is None else limits.seconds,
+        bool(inductor_modes(bench.device)),
+    )
+
+
+def _run(store: Store, bench: Bench, request: TuneRequest, limits: TuneLimits, started: float | None) -> None:
+    """Tune what is requested; the budget counts from `started`."""
+    from autotune.measure import Timing
+    from autotune.tuner import LineProgress, Machines
+    from fused_resnet.runs import run_options, start_run, work_deadline
 
     assert bench.device and bench.name
-    timing = Timing()
-    refuse_other_timing(store, bench.name, request.problems, timing)
-    options = TunerOptions(
-        bench.arch,
-        bench.target,
-        limits.trials or bench.trials,
-        limits.jobs or len(os.sched_getaffinity(0)),
-        only=limits.only,
-        inductor=inductor_modes(bench.device),
-        baseline_first=request.is_step,
-    )
-    deadline = Deadline.after(bench.budget if limits.seconds is None else limits.seconds)
+    budget = bench.budget if limits.seconds is None else limits.seconds
+    deadline, timing = work_deadline(budget, started), Timing()
+    here = Machines.of_this(bench.arch.name, [bench.device], limits.jobs)
+    options = run_options(bench, here.jobs, [request], trials=limits.trials, only=limits.families)
     title = f"autotune: tuning {len(request.named)} layers of {request.title} for {bench.name}"
-    with (
-        ForeignKernels(shipped_databases(), bench.target) as foreign,
-        Worker(bench.device, timing=timing, until=deadline) as worker,
-        LineProgress(title) as progress,
-    ):
-        tuner = Tuner(
-            store,
-            request.problems,
-            options,
-            [worker],
-            progress,
-            networks=[request.network] if request.network else [],
-            deadline=deadline,
-            foreign=foreign,
+    if started is not None:
+        title += f"; capture and imports took {deadline.elapsed:.0f} s of the {budget:.0f} s"
+    (group,) = here.groups
+    with ExitStack() as stack:
+        workers = [stack.enter_context(worker) for worker in group.workers(timing, deadline)]
+        progress = stack.enter_context(LineProgress(title, started=deadline.start))
+        outcome = start_run(
+            store, bench, [request], options, workers, deadline, progress, timing=timing, start_batch=here.start_batch
         )
-        tuner.run()
-        _show_end(progress, tuner, bench, request)
+        if outcome.interrupt:
+            progress.end("interrupted: every finished trial is kept, and the same call continues")
+            raise outcome.interrupt
+        _show_end(progress, outcome.tuner, bench, request)
 
 
 def _show_end(progress: LineProgress, tuner: Tuner, bench: Bench, request: TuneRequest) -> None:
-    """Write the sum of the layers' times, and a warning if this process would not find them."""
-    from autotune.tuner import layer_winners
+    """Write the time of the network, or that of its layers; warn if this process would not find them."""
+    from autotune.tuner import layer_winners, outcome_text
 
     if tuner.device is None:
         progress.end("the budget ended before the measuring process had started: give a longer budget")
         return
-    network = request.network
-    named = [(layer.name, layer.problem) for layer in network.layers] if network else request.named
-    lines = list(layer_winners(tuner.store, tuner.device, named))
-    ours = sum(line.time_us or 0.0 for line in lines)
-    torchs = sum((line.time_us or 0.0) * (line.speed_up or 1.0) for line in lines)
-    where = tuner.store.name
-    progress.end(f"done: the layers take {ours:.1f} us, on torch's operators {torchs:.1f} us; database {where}")
+    network, where = request.network, tuner.store.name
+    if network and (plan := tuner.store.plan(tuner.device, network.key)):
+        progress.end(f"done: {outcome_text(plan)}; database {where}")
+    else:
+        lines = list(layer_winners(tuner.store, tuner.device, request.named))
+        progress.end(f"done: the layers take {sum(line.time_us or 0.0 for line in lines):.1f} us; database {where}")
     here = bench.name
     if here != tuner.device.name:
         warnings.warn(

@@ -125,9 +125,8 @@ class PlanRow(Base):
         JSON,
         default=dict,
         doc="samples_us; alone_us, the time of the plain layers with the winner of each; alternatives, by name; "
-        "torch_us, the times of the whole network on torch's operators, by candidate; untimed, whether the plan is "
-        "Inductor's code and the time that of the plan without a compiler; memory, for each activation its buffer, "
-        "offset, bytes, and the positions of its first and last layer",
+        "torch_us, the times of the whole network on torch's operators in the rounds of the plan's time, by candidate; "
+        "memory, for each activation its buffer, offset, bytes, and the positions of its first and last layer",
     )
     recorded: Mapped[str | None] = mapped_column(doc="UTC, for information only: clocks jump, so nothing depends on it")
     environment_id: Mapped[int | None] = mapped_column(ForeignKey("environment.id"))

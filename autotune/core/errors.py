@@ -37,6 +37,22 @@ class OutOfTimeError(AutotuneError):
     """The deadline of the run has passed while an answer was waited for."""
 
 
+class LayerError(AutotuneError):
+    """A layer of a network whose candidate fails when it runs.
+
+    Args:
+        layer: Name of the layer.
+        error: The failure.
+
+    Attributes:
+        layer: Name of the layer.
+    """
+
+    def __init__(self, layer: str, error: Exception) -> None:
+        super().__init__(f"the layer '{layer}' fails: {in_one_line(error)}")
+        self.layer = layer
+
+
 def require_one_of(kind: str, name: str, known: list[str]) -> str:
     """Return `name` if it is one of the known names.
 

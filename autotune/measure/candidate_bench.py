@@ -113,6 +113,10 @@ class CandidateBench(Workload):
             self._compiled[key] = bind(candidate, self.problem, self.tensors, self.scalars, self.device)
         return self._compiled[key]
 
+    def compiled(self, candidate: Candidate) -> BoundStep | None:
+        """Return a candidate of Inductor that was bound to this bench's tensors before; None for any other."""
+        return self._compiled.get(str(candidate))
+
     def run(self, candidate: Candidate, best_us: float | None = None) -> Result:
         """Verify a candidate, then time it.
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
-from autotune.ir import TENSOR_DTYPES, ConstantSource, Network
+from autotune.core import LayerError
+from autotune.ir import TENSOR_DTYPES, ConstantSource, Network, Problem
 from autotune.measure.device_turn import turn
 from autotune.measure.interleaving import interleave
 from autotune.measure.nvml import Monitor
@@ -25,6 +26,7 @@ from autotune.measure.timers import replay_sampler, stream_of
 from autotune.measure.verify import random_tensor
 from autotune.runtime import (
     BoundLayer,
+    BoundStep,
     Candidate,
     KernelChoice,
     TensorSlot,
@@ -36,6 +38,7 @@ from autotune.runtime import (
     make_graph,
     make_runs,
 )
+from autotune.runtime.engine import EngineError
 
 _CHECKS = 2
 """Runs of a plan that have to give the same bits."""
@@ -61,10 +64,17 @@ class NetworkBench:
     Args:
         network: The network, with all alternatives of its layers.
         device: The device.
+        compiled: Returns the step of a problem's candidate that this process has compiled before, on tensors of its
+            own; None if there is none. Such a step of the whole network is timed as it is.
     """
 
-    def __init__(self, network: Network, device: torch.device) -> None:
-        self.network, self.device = network, device
+    def __init__(
+        self,
+        network: Network,
+        device: torch.device,
+        compiled: Callable[[Problem, Candidate], BoundStep | None] = lambda *_: None,
+    ) -> None:
+        self.network, self.device, self._compiled = network, device, compiled
         generator = torch.Generator(device).manual_seed(0)
         self._layers = {layer.name: layer for layer in network.all_layers}
         self._buffers: dict[str, torch.Tensor | TensorSlot] = {**caller_slots(network), **make_buffers(network, device)}
@@ -155,7 +165,17 @@ class NetworkBench:
         if key not in self._bound:
             choice = KernelChoice(assignment.candidate, "", overlap=assignment.overlap)
             layer = self._layers[assignment.layer]
-            self._bound[key] = bind_layer(layer, choice, self._buffers, self._state, self.device)
+            step = None
+            if self.network.whole and layer in self.network.whole.layers:
+                step = self._compiled(layer.problem, assignment.candidate)
+            try:
+                self._bound[key] = (
+                    BoundLayer(layer, choice, step)
+                    if step
+                    else bind_layer(layer, choice, self._buffers, self._state, self.device)
+                )
+            except EngineError as error:
+                raise LayerError(layer.name, error) from error
         return self._bound[key]
 
 

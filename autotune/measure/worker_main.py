@@ -20,7 +20,8 @@ from typing import assert_never
 
 import torch
 
-from autotune.core import in_one_line, measure_device
+from autotune.core import LayerError, in_one_line, measure_device
+from autotune.ir import Problem
 from autotune.libraries import cudnn
 from autotune.measure.candidate_bench import CandidateBench
 from autotune.measure.network_bench import NetworkBench
@@ -41,6 +42,7 @@ from autotune.measure.protocol import (
 from autotune.measure.resources import allocator_bytes
 from autotune.measure.result import Result
 from autotune.measure.timers import Timing
+from autotune.runtime import BoundStep, Candidate
 
 _GPU_SHARE = 0.25
 """Share of a GPU's memory that the tensors of kept problems may take."""
@@ -61,7 +63,8 @@ def serve(connection: Connection, device: torch.device) -> None:
         try:
             answer = _answer(server, request)
         except Exception as error:  # out of memory, a failed launch, an illegal address, an unknown request
-            crash = Result("crashed", in_one_line(error))
+            details = {"layer": error.layer} if isinstance(error, LayerError) else {}
+            crash = Result("crashed", in_one_line(error), details=details)
             connection.send(Reply(crash, started, time.monotonic()))
             return
         connection.send(Reply(answer, started, time.monotonic()))
@@ -162,8 +165,15 @@ class _Server:
 
     def _network_bench(self, request: NetworkRequest) -> NetworkBench:
         if self._network is None or self._network.network.key != request.network.key:
-            self._network = NetworkBench(request.network, self._device)
+            self._network = NetworkBench(request.network, self._device, self._compiled)
         return self._network
+
+    def _compiled(self, problem: Problem, candidate: Candidate) -> BoundStep | None:
+        """Return a candidate that a trial has compiled, bound to the tensors of the trial; None if there is none."""
+        for (text, _), bench in self._benches.items():
+            if text == str(problem) and (step := bench.compiled(candidate)):
+                return step
+        return None
 
 
 def _open_gpu(device: torch.device) -> None:

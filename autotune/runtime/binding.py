@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from autotune.core import LibraryError
+from autotune.core import LayerError, LibraryError
 from autotune.ir import Convolution, Problem, Tensors, abi, pack_weight
 from autotune.libraries import aten, cudnn_names, inductor
 from autotune.runtime import engine
@@ -103,6 +103,9 @@ class BoundStep:
         Args:
             stream: Handle of a CUDA stream; 0 on a CPU.
             slots: The tensors in the slots, in their order.
+
+        Raises:
+            LayerError: An operator of torch or a plan of cuDNN fails.
         """
         if self.function:
             self.function(slots)
@@ -178,7 +181,12 @@ def _called(name: str, problem: Problem, slots: Mapping[str, int], function: Cal
         for key, index, shape in places:
             tensor = given[index]
             tensors[key] = tensor if tensor.shape == shape else tensor.view(shape)
-        function(tensors)
+        try:
+            function(tensors)
+        except torch.OutOfMemoryError:
+            raise  # it may work when there is memory again
+        except Exception as error:  # an operator of torch or a library may raise anything
+            raise LayerError(name, error) from error
 
     return BoundStep(name, function=run)
 

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from autotune.core import first_line
+from autotune.core import LayerError, first_line
 from autotune.ir import TENSOR_DTYPES, CallerTensor
 from autotune.runtime.binding import BoundStep
 from autotune.runtime.captured_layers import CapturedLayers
@@ -87,6 +87,9 @@ class ExecutionContext:
             inputs: The inputs, in the plan's shapes, dtypes and memory formats.
             results: Receive the results; shapes, dtypes and strides of `templates`.
             stream: Handle of the current CUDA stream; 0 on a CPU.
+
+        Raises:
+            LayerError: A layer on an operator of torch or a plan of cuDNN fails.
         """
         inputs = self._readable(inputs)
         with self.lock:
@@ -136,7 +139,7 @@ class ExecutionContext:
             return self._on_torch.runs()
         except torch.OutOfMemoryError:
             raise  # it may work when there is memory again
-        except RuntimeError as error:  # such as a layer that reads a value on the host
+        except (RuntimeError, LayerError) as error:  # such as a layer that reads a value on the host
             warnings.warn(
                 f"{self.plan.network.key} runs without a CUDA graph: "
                 f"one of torch's operators cannot be captured: {first_line(error)}",

@@ -65,6 +65,7 @@ class NetworkPlan:
         graph: On a GPU, replay the network as a CUDA graph.
         channels_last: Positions of the inputs that are channels last in memory.
         use_inductor: Compile layers by Inductor where the database says so, or where nothing is tuned.
+        avoided: Candidates that failed in runs: the layer's name and the candidate's text. Others take their places.
 
     Attributes:
         bound: The layers in the order in which they are launched.
@@ -85,7 +86,9 @@ class NetworkPlan:
         graph: bool,
         channels_last: Collection[int] = (),
         use_inductor: bool = False,
+        avoided: Collection[tuple[str, str]] = (),
     ) -> None:
+        self._avoided = avoided
         self.network, self.device, self.graph = network, device, graph and device.type == "cuda"
         self._channels_last = {input_name(i): i for i in channels_last}
         self.not_compiled = inductor.why_unavailable(device) if use_inductor else None
@@ -142,6 +145,8 @@ class NetworkPlan:
         workspace: TensorSlot,
     ) -> BoundLayer:
         for choice in chain([settled] if settled else [], choices(store, layer.problem, self.device, compiler)):
+            if (layer.name, str(choice.candidate)) in self._avoided:
+                continue
             try:
                 return bind_layer(layer, self._for_input(layer, choice), slots, state, self.device, workspace)
             except EngineError as error:

@@ -3,6 +3,7 @@
 from autotune.tuner.foreign_kernels import ForeignKernels, kernel_of
 from autotune.tuner.library_candidates import LibraryCandidates
 from autotune.tuner.line_progress import LineProgress
+from autotune.tuner.machines import DeviceGroup, Machines, MeasuringDevice, cores_apart, device_groups, local_devices
 from autotune.tuner.objectives import DEFAULT_OBJECTIVES, OBJECTIVES
 from autotune.tuner.options import TunerOptions
 from autotune.tuner.phases import PREPARATION, PhaseTime
@@ -14,13 +15,16 @@ from autotune.tuner.report import (
     format_candidate,
     format_config,
     layer_winners,
+    outcome_text,
     pareto_candidates,
     rejected_configs,
+    runner,
     unsupported_reason,
 )
 from autotune.tuner.session import (
     INDUCTOR_MODES,
     Bench,
+    Searched,
     TuneRequest,
     inductor_modes,
     missing,
@@ -41,29 +45,38 @@ __all__ = [
     "RECORD",
     "WAIT",
     "Bench",
+    "DeviceGroup",
     "Failure",
     "ForeignKernels",
     "LayerWinner",
     "LibraryCandidates",
     "LineProgress",
+    "Machines",
+    "MeasuringDevice",
     "PhaseTime",
     "Progress",
+    "Searched",
     "TimeBreakdown",
     "TracedProgress",
     "TuneRequest",
     "Tuner",
     "TunerOptions",
+    "cores_apart",
+    "device_groups",
     "failures",
     "format_candidate",
     "format_config",
     "inductor_modes",
     "kernel_of",
     "layer_winners",
+    "local_devices",
     "missing",
     "missing_problems",
+    "outcome_text",
     "pareto_candidates",
     "refuse_other_timing",
     "rejected_configs",
+    "runner",
     "start_in_background",
     "step_request",
     "unsupported_reason",

@@ -18,6 +18,7 @@ from autotune.tuner.background_trials import BackgroundTrials
 from autotune.tuner.library_candidates import operator_rows
 from autotune.tuner.options import TunerOptions
 from autotune.tuner.progress import Progress
+from autotune.tuner.trial_queue import WantedTrial
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow
 
@@ -38,6 +39,19 @@ def is_tried_beside(problem: Problem, row: KernelRow, networks: Iterable[Network
     On a CPU, compilers would take the cores on which the search times.
     """
     return options.arch.is_cuda and (row.family == inductor.FAMILY or is_whole(problem, networks))
+
+
+def is_tried_last(problem: Problem, row: KernelRow, networks: Iterable[Network], options: TunerOptions) -> bool:
+    """Return whether a candidate is tried when the plan of its network is known: Inductor's whole network on a CPU.
+
+    It takes so long to compile that a short run would do nothing else.
+    """
+    return not options.arch.is_cuda and row.family == inductor.FAMILY and is_whole(problem, networks)
+
+
+def inductor_compilers(jobs: int, num_networks: int) -> int:
+    """Return the number of processes in which Inductor compiles each network of a run, beside its own."""
+    return max(1, min(MAX_COMPILERS, int(COMPILERS_SHARE * jobs / max(1, num_networks))))
 
 
 class BackgroundPool:
@@ -104,17 +118,16 @@ class BackgroundPool:
         if not (networks or options.inductor):
             return
         work = [
-            (problem, row)
+            WantedTrial(problem, row, again=is_whole(problem, networks))
             for problem in sorted(problems, key=lambda problem: not is_whole(problem, networks))
             for row in operator_rows(self._store, problem, options.target, version, options.inductor)
             if is_tried_beside(problem, row, networks, options)
         ]
         if not work:
             return
-        for problem, _ in work:
-            self._store.put_problem(str(problem))
-        compilers = int(COMPILERS_SHARE * options.jobs / max(1, len(networks)))
-        process = worker.beside(timeline.Lane.INDUCTOR, max(1, min(MAX_COMPILERS, compilers)))
+        for wanted in work:
+            self._store.put_problem(str(wanted.problem))
+        process = worker.beside(timeline.Lane.INDUCTOR, inductor_compilers(options.jobs, len(networks)))
         self._trials[key] = self._processes.enter_context(
             BackgroundTrials(self._store, self._device, process, work, self._progress)
         )

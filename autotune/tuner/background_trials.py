@@ -13,14 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 from autotune.codegen import POLL_SECONDS
 from autotune.core import Deadline, WorkerError
-from autotune.ir import Problem
 from autotune.measure import Worker
 from autotune.tuner.progress import Progress
 from autotune.tuner.threads import stop_until_done
 from autotune.tuner.time_breakdown import TimeBreakdown
-from autotune.tuner.trial_queue import TrialQueue, WantedTrial, known_times
+from autotune.tuner.trial_queue import TrialQueue, WantedTrial, known_times, record_unfinished
 from tuning_db import Store
-from tuning_db.schema import Device, KernelRow
+from tuning_db.schema import Device
 
 AT_ONCE = 2
 """Candidates that are sent to the process: one that it works on, and the next."""
@@ -33,11 +32,9 @@ class BackgroundTrials:
         store: The database; each trial is committed when `advance` finds that it has ended.
         device: The device.
         worker: The process; nothing else uses it before all trials have ended.
-        work: The problems and their candidates, in the order in which they are tried.
+        work: The candidates and their problems, in the order in which they are tried.
         progress: Receives the events of the trials.
 
-    Attributes:
-        seconds: Seconds from the start of the process to the end of its last trial so far.
     """
 
     def __init__(
@@ -45,13 +42,13 @@ class BackgroundTrials:
         store: Store,
         device: Device,
         worker: Worker,
-        work: Iterable[tuple[Problem, KernelRow]],
+        work: Iterable[WantedTrial],
         progress: Progress,
     ) -> None:
         self.worker, self._work, self._progress = worker, deque(work), progress
         self._breakdown, self._closed = TimeBreakdown(), False
-        self._begun, self.seconds = time.monotonic(), 0.0
-        best_us = known_times(store, device, (problem for problem, _ in self._work))
+        self._store, self._device = store, device
+        best_us = known_times(store, device, (wanted.problem for wanted in self._work))
         self._trials = TrialQueue(store, worker, device, self._breakdown, self._progress, best_us, is_beside=True)
         self._executor = ThreadPoolExecutor(1)
         self._started = self._executor.submit(worker.start)
@@ -63,7 +60,10 @@ class BackgroundTrials:
         self.close()
 
     def close(self) -> None:
-        """End the process; what it was working on is lost."""
+        """End the process. What it was working on is lost, which the database keeps."""
+        if not self._closed:
+            for wanted in [*self._trials.unfinished, *self._work]:
+                record_unfinished(self._store, self._device, wanted, self.worker.until)
         self._closed = True
         stop_until_done(self._executor, [self._started], [self.worker])
         self.worker.stop()
@@ -93,14 +93,11 @@ class BackgroundTrials:
         except WorkerError as error:
             if self._work:
                 self._progress.note(f"nothing is compiled by Inductor: {error}")
-            self._work.clear()
+            self._work.clear()  # another run may try
             return
-        tried = self.num_tried
         self._trials.collect()
-        if self.num_tried > tried:
-            self.seconds = time.monotonic() - self._begun
         while self._work and self._trials.num_sent < AT_ONCE:
-            self._trials.submit(WantedTrial(*self._work.popleft()))
+            self._trials.submit(self._work.popleft())
 
     def wait(self, until: Deadline) -> None:
         """Wait for the end of all trials, but no longer than until a deadline; raises as `advance` does."""

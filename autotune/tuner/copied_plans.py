@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.ir import Network
-from autotune.libraries import cudnn_names, inductor
+from autotune.libraries import cudnn_names
 from autotune.runtime import plan_for_other_batch
 from autotune.tuner.device_queues import DeviceQueues
 from autotune.tuner.foreign_kernels import ForeignKernels
@@ -19,13 +19,6 @@ from autotune.tuner.kernel_builder import KernelBuilder
 from autotune.tuner.trial_queue import WantedTrial
 from tuning_db import Store
 from tuning_db.schema import Device
-
-OTHER_DEVICE = 1.2
-"""A plan that was this many times faster than Inductor's code on one device is faster on another one of the target.
-
-Plans for 13 networks and batch sizes were tuned on an H100 and on an H200. For 11 of them the speedup over Inductor's
-code on the H200 is 0.87 to 1.05 times that on the H100. For the other two it is 0.77 and 0.67 times, which is still
-1.4x and 1.14x faster than Inductor's code."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +36,6 @@ class CopiedPlan:
     choices: Sequence[Mapping[str, Any]]
     details: Mapping[str, Any]
     median_us: float = math.inf
-
-    @property
-    def is_ahead_of_inductor(self) -> bool:
-        """True if the other database says that the plan was at least OTHER_DEVICE times faster than Inductor's code."""
-        timed: Mapping[str, float] = self.details.get("torch_us", {})
-        compiled = [us for candidate, us in timed.items() if inductor.compiles(candidate)]
-        return bool(compiled) and self.median_us * OTHER_DEVICE <= min(compiled)
 
 
 def copy_plan(

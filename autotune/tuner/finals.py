@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from autotune.core import Deadline, timeline
 from autotune.ir import Problem
@@ -27,6 +28,10 @@ FINALIST_PLANS = 3
 """cuDNN plans of a problem that are timed with them."""
 FINAL_ROUNDS = 15
 """Interleaved rounds per problem."""
+FINALS_OF = "finals"
+"""Detail of a final measurement: the time.time() of its rounds, which those of the other finalists have, too."""
+ONLY, TRIALS = "only", "trials"
+"""Details of a final measurement, of a search that the user has limited: the families and the number of configs."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +53,19 @@ class Finals:
         queues: The devices.
         breakdown: Receives the times.
         progress: Receives events.
+        limits: What the search was limited to, by ONLY and TRIALS; it is recorded.
     """
 
     def __init__(
-        self, store: Store, device: Device, queues: DeviceQueues, breakdown: TimeBreakdown, progress: Progress
+        self,
+        store: Store,
+        device: Device,
+        queues: DeviceQueues,
+        breakdown: TimeBreakdown,
+        progress: Progress,
+        limits: Mapping[str, Any],
     ) -> None:
+        self._limits = limits
         self._store, self._device, self._queues = store, device, queues
         self._breakdown, self._progress = breakdown, progress
         self._seconds = 0.0  # the longest time of a candidate so far
@@ -73,13 +86,6 @@ class Finals:
             left[id(self._queues.worker(problem))].append(problem)
         self._run_at_once(left, until)
 
-    def time(self, worker: Worker, problem: Problem) -> None:
-        """Time the finalists of one problem by a given process."""
-        rows = self.finalists(problem)
-        if rows:
-            final = _Final(problem, rows, self._candidates(rows), time.monotonic())
-            self._record(final, self._rounds(worker, final))
-
     def finalists(self, problem: Problem) -> list[Measurement]:
         """Return the fastest candidates, the best of PyTorch included; none if these were compared before."""
         timed = self._store.measurements(self._device, str(problem), "ok")
@@ -87,7 +93,8 @@ class Finals:
         best_operator = [row for row in ranked if row.kernel.family == aten.FAMILY][:1]
         finalists = shortlist(ranked, FINALISTS, FINALIST_PLANS)
         finalists += [row for row in best_operator if row not in finalists]
-        finals = {(row.kernel_id, launch_text(row.launch)) for row in timed if row.final}
+        alike = [row for row in timed if row.final and _limits(row) == self._limits]
+        finals = {(row.kernel_id, launch_text(row.launch)) for row in alike}
         return [] if all((row.kernel_id, launch_text(row.launch)) in finals for row in finalists) else finalists
 
     def _run_at_once(self, left: dict[int, deque[Problem]], until: Deadline) -> None:
@@ -132,10 +139,16 @@ class Finals:
         return results
 
     def _record(self, final: _Final, results: Sequence[Result]) -> None:
-        spent = time.monotonic() - final.started
+        spent, timed = time.monotonic() - final.started, round(time.time(), 3)
         self._breakdown.add({"time": spent})
         self._seconds = max(self._seconds, spent / len(final.rows))
         for row, tried, result in zip(final.rows, final.candidates, results, strict=True):
             if result.status == "ok":
-                self._queues.record(final.problem, row.kernel, tried, result, final=True)
+                limited = replace(result, details={**result.details, **self._limits, FINALS_OF: timed})
+                self._queues.record(final.problem, row.kernel, tried, limited, final=True)
         self._progress.measured(str(final.problem), 0, self._store.best_us(self._device, str(final.problem)))
+
+
+def _limits(row: Measurement) -> dict[str, Any]:
+    """Return what the search of a final measurement was limited to."""
+    return {name: row.details[name] for name in (ONLY, TRIALS) if name in row.details}

@@ -20,12 +20,14 @@ class LineProgress(Progress):
     Args:
         title: Of the run; the first line.
         stream: The stream; standard error by default.
+        started: The time.monotonic() from which seconds are counted; None for now.
     """
 
-    def __init__(self, title: str, stream: TextIO | None = None) -> None:
+    def __init__(self, title: str, stream: TextIO | None = None, started: float | None = None) -> None:
         self._stream = stream or sys.stderr
         self._rewrites = self._stream.isatty()
-        self._started = self._written = time.monotonic()
+        self._written = time.monotonic()
+        self._started = self._written if started is None else started
         self._stage, self._width = "", 0
         self._tuned, self._total, self._kernels, self._compiled, self._candidates = set[str](), 0, 0, 0, 0
         self._line(title)

@@ -4,19 +4,19 @@ In a network a kernel finds another cache state and other neighbours than when i
 wins alone need not win there. The search is a coordinate descent (plan_descent.py) from several plans.
 
 Torch's operators for the whole network, eager and compiled by Inductor, are no part of the descent: with them taken, no
-other move would change what runs. They were timed by the process that compiled them, and compiling a deep network once
-more takes longer than all else here. So only those that are about as fast as the fastest plan are bound again, and
-compared with it in interleaved rounds.
+other move would change what runs. At the end the fastest plan is compared with them in interleaved rounds, by the
+process that has compiled them: compiling a deep network once more takes longer than all else here. A plan that was
+timed never gives way to code that was not timed beside it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autotune.core import NEVER, Deadline
-from autotune.ir import Network
+from autotune.ir import WHOLE, Network
 from autotune.measure import LayerAssignment, Result, Worker
 from autotune.runtime import Candidate, faster_alternatives
 from autotune.tuner.copied_plans import CopiedPlan
@@ -29,12 +29,23 @@ from tuning_db.schema import Device, PlanRow
 
 _Timed = tuple[PlanState, Result]
 _Whole = Sequence[tuple[PlanState, float | None]]
-"""Plans that run the whole network on torch's operators, and their times in another process in microseconds."""
+"""Plans that run the whole network on torch's operators, and their times in a trial in microseconds."""
 
 FINAL_ROUNDS = 21
 """Interleaved rounds of the last comparison, whose times are recorded."""
-CLOSE = 1.1
-"""Two times of different processes that differ by more than this factor need no comparison in interleaved rounds."""
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """The process that compares a plan with torch's operators for the whole network.
+
+    Attributes:
+        worker: The process.
+        has_compiled: Whether it has compiled what Inductor compiles; if not, only eager torch is compared.
+    """
+
+    worker: Worker
+    has_compiled: bool = True
 
 
 def tune_network_plan(
@@ -45,7 +56,7 @@ def tune_network_plan(
     until: Deadline = NEVER,
     descend: bool = True,
     tell: Callable[[str], object] = lambda _: None,
-    whole_seconds: float = 0.0,
+    rivals: Rivals | None = None,
     copied: CopiedPlan | None = None,
 ) -> PlanRow | None:
     """Find and record the fastest plan of a tuned network.
@@ -57,7 +68,7 @@ def tune_network_plan(
     another database, or else for another batch size. A descent may end in a local minimum. So a second one starts from
     the plan in use, or, if the first one did, from the faster of the others. The plan in use takes part in the last
     comparison, so the result is never slower than the plan in use; nor is it slower than the whole network on torch's
-    operators, eager or compiled.
+    operators, as far as these were compared with it. `details["torch_us"]` has their times of that comparison.
     If the fastest plan is compiled by Inductor, the fastest one that is not is recorded, too, for machines without a
     compiler.
 
@@ -70,8 +81,7 @@ def tune_network_plan(
         descend: Whether to search. Otherwise the winners of the layers, with the alternatives that are faster, are
             compared with torch's operators for the whole network.
         tell: Called with a message if the plan cannot be tuned.
-        whole_seconds: Time of compiling torch's operators for the whole network. If less is left, the times that were
-            measured by the process that compiled them are compared.
+        rivals: Compares the fastest plan with torch's operators for the whole network; `worker` by default.
         copied: The plan of another database or for another batch size.
 
     Returns:
@@ -88,10 +98,12 @@ def tune_network_plan(
     whole, winners = _whole_plans(network, known), _winners(known)
     saved = store.plan(device, network.key)  # a run that ends early keeps it
     _record_whole(recorder, whole, saved)
-    first_results = timer.compare([winners], 1)
-    if first_results is None:
-        tell(f"the plan of the network is not tuned: its fastest kernels do not run together: {timer.fault}")
+    running = _without_failures(timer, network, winners, known, tell)
+    if running is None:
+        tell(f"the plan of the network is not tuned: its kernels do not run together: {timer.fault}")
+        _compare_with_torch(recorder, network, None, whole, rivals or Rivals(worker), until)
         return recorder.row
+    winners, first_results = running
     if saved is None:
         recorder.record_if_faster(winners, first_results[0])
     parts = network.without_whole
@@ -130,7 +142,12 @@ def tune_network_plan(
     without = [_precompiled(plan, known) for plan in found if _is_compiled(plan.sequence(network))]
     plans = [*found, *(plan for plan in without if not until.is_over and timer.runs(plan))]
     if until.left >= (len(plans) + 1) * timer.seconds * FINAL_ROUNDS / ROUNDS:
-        _record_fastest(timer, recorder, network, winners, plans, whole, until.before(whole_seconds))
+        rivals = rivals or Rivals(worker)
+        alternatives = saved.details.get("alternatives", []) if saved else []
+        # What Inductor compiled was faster in an earlier run, and is not compared again now.
+        recorder.keeps_faster = WHOLE in alternatives and not rivals.has_compiled
+        best = _record_fastest(timer, recorder, network, winners, plans)
+        _compare_with_torch(recorder, network, best, whole, rivals, until)
     return recorder.row
 
 
@@ -174,14 +191,47 @@ def record_copied_plan(
     return recorder.row
 
 
+def _without_failures(
+    timer: PlanTimer, network: Network, plan: PlanState, known: Known, tell: Callable[[str], object]
+) -> tuple[PlanState, list[Result]] | None:
+    """Return a plan that runs, with its result: a candidate that fails in the network gives way to the next one.
+
+    Args:
+        timer: Times plans.
+        network: The network.
+        plan: The plan to begin with.
+        known: The candidates of each layer; those that fail are removed.
+        tell: Called with a message about each candidate that fails.
+
+    Returns:
+        None if a layer has no other candidate, or a failure names no layer.
+    """
+    names = {layer.name for layer in network.all_layers}
+    while (results := timer.compare([plan], 1)) is None:
+        name = timer.failed_layer
+        if name not in names or not name:
+            return None
+        failed = plan.assignments[name].candidate
+        tell(f"{timer.fault}; it ran as '{failed}', and its next candidate is taken")
+        left = [one for one in known[name] if one.candidate != failed]
+        if not left:
+            return None
+        known[name][:] = left  # layers of one problem share a list
+        plan = plan.with_assignments(
+            LayerAssignment(other, known[other][0].candidate)
+            for other, assignment in plan.assignments.items()
+            if known[other] is known[name] and assignment.candidate == failed
+        )
+    return plan, results
+
+
 def _record_whole(recorder: PlanRecorder, whole: _Whole, saved: PlanRow | None) -> None:
-    """Tell a recorder the times of torch's operators and of the saved plan; record the fastest if it is far ahead."""
+    """Record the fastest of torch's operators, by their trials, where there is no plan: a run may end at any time."""
     recorder.best_us = saved.median_us if saved else math.inf
-    timed = [(plan, us) for plan, us in whole if us is not None]
-    recorder.torch_us = {str(plan.sequence(recorder.network)[0].candidate): us for plan, us in timed}
-    for plan, us in timed:
-        if us * CLOSE < recorder.best_us:
-            recorder.record_if_faster(plan, _result(us))
+    if saved is None:
+        for plan, us in whole:
+            if us is not None:
+                recorder.record_if_faster(plan, _result(us))
 
 
 def _winners(known: Known) -> PlanState:
@@ -218,41 +268,47 @@ def _record_fastest(
     network: Network,
     winners: PlanState,
     plans: Sequence[PlanState],
-    whole: _Whole,
-    compiling: Deadline,
-) -> None:
-    """Time some plans and the layers' winners in interleaved rounds, and record the fastest plan.
+) -> PlanState | None:
+    """Time some plans and the layers' winners in interleaved rounds; record and return the fastest plan.
 
-    Torch's operators for the whole network that are about as fast as the fastest plan are compared with it after that.
-    If the fastest of all is compiled, the fastest of the others is recorded under the key of machines without a
-    compiler.
-
-    Args:
-        timer: Times plans.
-        recorder: Writes plans.
-        network: The network.
-        winners: The plan with the winner of each layer.
-        plans: The plans.
-        whole: The plans of the whole network on torch's operators, and their times in another process.
-        compiling: Deadline for the start of compiling them once more.
+    If the fastest is compiled, the fastest of the others is recorded under the key of machines without a compiler.
     """
     results = timer.compare([winners, *plans], FINAL_ROUNDS)
     if results is None:
-        return
+        return None
     recorder.alone_us = results[0].median_us or math.inf
     timed = list(zip(plans, results[1:], strict=True))
-    best = min(timed, key=_median_us)
-    known = [(plan, _result(us)) for plan, us in whole if us is not None]
-    _record_of(recorder, network, [*timed, *known])
-    close = [plan for plan, us in whole if us is None or us < CLOSE * _median_us(best)]
-    if not close or compiling.is_over:
+    _record_of(recorder, network, timed)
+    return min(timed, key=_median_us)[0]
+
+
+def _compare_with_torch(
+    recorder: PlanRecorder, network: Network, best: PlanState | None, whole: _Whole, rivals: Rivals, until: Deadline
+) -> None:
+    """Time the fastest plan and torch's operators for the whole network in interleaved rounds; record the fastest.
+
+    Inductor's code of a trial that did not end within the budget is not compared. Where there is no time for the
+    comparison, the plan stays and no time of torch is recorded.
+
+    Args:
+        recorder: Writes plans.
+        network: The network.
+        best: The fastest plan; None if there is none that runs.
+        whole: The plans of the whole network on torch's operators, with the times of their trials.
+        rivals: Compares them.
+        until: Deadline of the comparison.
+    """
+    eager = [plan for plan, _ in whole if not _is_compiled(plan.sequence(network))]
+    compiled = [plan for plan, us in whole if plan not in eager and us is not None and rivals.has_compiled]
+    torchs = [*eager, *compiled]
+    if not torchs or until.is_over:
         return
-    running = [plan for plan in close if timer.runs(plan)]
-    again = timer.compare([best[0], *running], FINAL_ROUNDS) if running else None
-    compared = list(zip([best[0], *running], again, strict=True)) if again else [best]
-    known = [one for one in known if one[0] not in close]
-    recorder.torch_us = _torch_us(network, [*compared, *known])
-    _record_of(recorder, network, [*compared, *(one for one in timed if one is not best), *known])
+    timer = PlanTimer(rivals.worker, network, until.clock)
+    running = [plan for plan in torchs if timer.runs(plan)]
+    compared = timer.compare_those_that_run([*([best] if best else []), *running], FINAL_ROUNDS)
+    recorder.torch_us = _torch_us(network, compared)
+    if compared and (best is None or compared[0][0] is best):
+        _record_of(recorder, network, compared)
 
 
 def _record_of(recorder: PlanRecorder, network: Network, timed: Sequence[_Timed]) -> None:
@@ -261,7 +317,10 @@ def _record_of(recorder: PlanRecorder, network: Network, timed: Sequence[_Timed]
     others = [one for one in timed if not _is_compiled(one[0].sequence(network))]
     if others and _is_compiled(best[0].sequence(network)):
         recorder.record_precompiled(*min(others, key=_median_us))
-    recorder.record(*best)
+    if recorder.keeps_faster:
+        recorder.record_if_faster(*best)
+    else:
+        recorder.record(*best)
 
 
 def _result(us: float) -> Result:

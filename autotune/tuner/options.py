@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from autotune.core import Architecture
 from autotune.libraries import cudnn
 from autotune.search import DEFAULT_SAMPLER
+from autotune.tuner.finals import ONLY, TRIALS
 from autotune.tuner.objectives import DEFAULT_OBJECTIVES
 
 
@@ -30,6 +32,7 @@ class TunerOptions:
         inductor: The modes in which Inductor compiles calls of torch's operators; none if it does not.
         baseline_first: Time torch's operators of all problems before the search, for a training step: that runs a
             kernel only where it is known to be faster than torch's operator.
+        is_limited: Whether the user has given `trials`.
     """
 
     arch: Architecture
@@ -46,3 +49,10 @@ class TunerOptions:
     vendor: str = cudnn.FAMILY
     inductor: tuple[str, ...] = ()
     baseline_first: bool = False
+    is_limited: bool = False
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """What the user has limited the search to, as final measurements record it."""
+        only = {ONLY: list(self.only)} if self.only else {}
+        return only | ({TRIALS: self.trials} if self.is_limited else {})

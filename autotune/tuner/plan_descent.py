@@ -46,6 +46,7 @@ class PlanTimer:
     Attributes:
         seconds: Seconds of timing one plan by ROUNDS samples: binding, capture and rounds, in the requests so far.
         fault: Why the last plan that could not be timed could not.
+        failed_layer: The layer whose candidate failed in it, if that is known.
     """
 
     def __init__(self, worker: Worker, network: Network, clock: Callable[[], float]) -> None:
@@ -53,6 +54,7 @@ class PlanTimer:
         self._layers: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[Layer, ...]] = {}
         self.seconds = 0.0
         self.fault: str | None = None
+        self.failed_layer: str | None = None
 
     def layers(self, plan: PlanState) -> tuple[Layer, ...]:
         """Return the layers that a plan runs, in their order.
@@ -76,13 +78,16 @@ class PlanTimer:
         results = self._worker.time_networks(self._network, sequences, rounds)
         if failed := [result for result in results if result.median_us is None]:
             self.fault = f"{failed[0].status}: {failed[0].error}"
+            self.failed_layer = failed[0].details.get("layer")
             return None
         if rounds == ROUNDS:
             taken = (self._clock() - started) / len(plans)
             self.seconds = (self.seconds + taken) / 2 if self.seconds else taken
         return results
 
-    def compare_those_that_run(self, plans: Sequence[PlanState]) -> list[tuple[PlanState, Result]]:
+    def compare_those_that_run(
+        self, plans: Sequence[PlanState], rounds: int = ROUNDS
+    ) -> list[tuple[PlanState, Result]]:
         """Time plans in interleaved rounds; if they do not run together, such as for want of memory, each alone.
 
         Returns:
@@ -91,9 +96,9 @@ class PlanTimer:
         Raises:
             OutOfTimeError: At the deadline of the worker.
         """
-        if results := self.compare(plans):
+        if results := self.compare(plans, rounds):
             return list(zip(plans, results, strict=True))
-        return [(plan, results[0]) for plan in plans if (results := self.compare([plan]))]
+        return [(plan, results[0]) for plan in plans if (results := self.compare([plan], rounds))]
 
     def num_plans(self, seconds: float) -> float:
         """Return how many plans can be compared within some seconds."""

@@ -33,6 +33,7 @@ class PlanRecorder:
         best_us: Time of the fastest plan so far in microseconds; infinite if there is none.
         alone_us: Time of the network with the winner of each layer in microseconds; 0 if it is not known.
         torch_us: Times of the whole network on torch's operators in microseconds, by candidate.
+        keeps_faster: Whether the last comparison may only replace a plan by a faster one.
     """
 
     def __init__(self, store: Store, device: Device, network: Network, known: Known) -> None:
@@ -42,6 +43,7 @@ class PlanRecorder:
         self.best_us = math.inf
         self.alone_us = 0.0
         self.torch_us: dict[str, float] = {}
+        self.keeps_faster = False
 
     def record(self, plan: PlanState, result: Result) -> None:
         """Write a plan and its result."""

@@ -10,10 +10,11 @@ from functools import cache
 from autotune.core import Architecture, pareto_front
 from autotune.families import AnyFamily, families, serving
 from autotune.ir import Epilogue, Problem, TorchCall, limit_us
-from autotune.libraries import aten, cudnn
+from autotune.libraries import aten, cudnn, inductor
+from autotune.tuner.finals import FINALS_OF
 from autotune.tuner.objectives import objective_values
 from tuning_db import Store
-from tuning_db.schema import Device, KernelRow, Measurement
+from tuning_db.schema import Device, KernelRow, Measurement, PlanRow
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class LayerWinner:
         winner: Text of the fastest candidate.
         time_us: Its time in microseconds.
         spread_us: Spread of its time in microseconds.
-        speed_up: Time of PyTorch's fastest operator / time of the winner.
+        speed_up: Time of PyTorch's fastest operator / time of the winner, if they were timed in the same rounds.
         share: Time at the device's limit / time of the winner.
     """
 
@@ -49,10 +50,33 @@ def layer_winners(store: Store, device: Device, layers: Sequence[tuple[str, Prob
             continue
         best = ranking[0]
         time = best.median_us or 0.0
-        operator_us = next((row.median_us for row in ranking if row.kernel.family == aten.FAMILY), None)
+        operators = [row for row in ranking if row.kernel.family == aten.FAMILY and _are_comparable(best, row)]
+        operator_us = operators[0].median_us if operators else None
         limit = limit_us(problem, device.flops_per_us, device.bytes_per_us)
         speed_up = operator_us / time if operator_us else None
         yield LayerWinner(name, problem, format_config(best), time, best.spread_us, speed_up, limit / time)
+
+
+def _are_comparable(one: Measurement, other: Measurement) -> bool:
+    """Return whether two candidates were timed in the same interleaved rounds."""
+    return one.final and other.final and one.details.get(FINALS_OF) == other.details.get(FINALS_OF)
+
+
+def outcome_text(plan: PlanRow) -> str:
+    """Return the time of a plan, and how many times faster it is than torch's operators for the whole network."""
+    fastest: dict[str, float] = {}
+    for candidate, us in plan.details.get("torch_us", {}).items():
+        name = runner(candidate)
+        fastest[name] = min(us, fastest.get(name, us))
+    others = [f"{us / plan.median_us:.2f}x faster than {name} ({us:.1f} us)" for name, us in fastest.items()]
+    if not any(map(inductor.compiles, plan.details.get("torch_us", {}))):
+        others.append("not compared with torch.compile")
+    return ", ".join([f"{plan.median_us:.1f} us", *others])
+
+
+def runner(candidate: str) -> str:
+    """Return what runs a candidate for a whole network, as users call it."""
+    return "torch.compile" if inductor.compiles(candidate) else "eager PyTorch"
 
 
 def pareto_candidates(

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -15,7 +17,10 @@ from autotune.families import serving
 from autotune.ir import Conv2dGradientSums, Conv2dStatistics, Network, Problem
 from autotune.libraries import inductor
 from autotune.measure import BUFFERS, TIMERS, Timing
+from autotune.tuner.finals import ONLY, TRIALS
+from autotune.tuner.trial_queue import RUN_SECONDS
 from tuning_db import DatabaseError, Store
+from tuning_db.schema import Device
 
 INDUCTOR_MODES = {
     "off": (),
@@ -27,6 +32,8 @@ GPU_SECONDS, CPU_SECONDS = 360.0, 90.0
 """Seconds of a run for one batch size on a GPU and on a CPU, where the user gives none."""
 UNTIMED_TRIALS = 6
 """Configs to compile for a problem where nothing can be timed."""
+CLOSE = 1.1
+"""A budget that is no more than this many times longer is no reason to compile a network by Inductor once more."""
 
 
 @dataclass(frozen=True)
@@ -139,28 +146,82 @@ def inductor_modes(device: str | None, chosen: str | None = None, is_here: bool 
     return () if reason else INDUCTOR_MODES[mode]
 
 
-def missing(store: Store, bench: Bench, network: Network) -> TuneRequest | None:
+@dataclass(frozen=True)
+class Searched:
+    """What a run searches, as far as that tells whether a problem is tuned.
+
+    Attributes:
+        only: Names of the families to try; if empty, all apart from those that must be named.
+        trials: Number of configs that may be tried for a problem.
+        seconds: The budget.
+        compiles: Whether the plan of a network is compared with Inductor's code.
+    """
+
+    only: tuple[str, ...] = ()
+    trials: int = 0
+    seconds: float = 0.0
+    compiles: bool = False
+
+    def is_covered_by(self, final: Mapping[str, Any]) -> bool:
+        """Return whether a run that searched something tried all that this one tries.
+
+        Args:
+            final: The details of a measurement of its finals.
+        """
+        only = final.get(ONLY, [])
+        return (not only or (bool(self.only) and set(self.only) <= set(only))) and self.trials <= final.get(
+            TRIALS, self.trials
+        )
+
+
+def missing(store: Store, bench: Bench, network: Network, searched: Searched) -> TuneRequest | None:
     """Return the layers of a network that a database lacks for a device; None if it lacks neither layers nor plan.
 
     A layer is tuned once its finalists were timed, which is the end of a run: the layers of an interrupted run are
-    missing. Layers of alternatives that no family serves are not.
+    missing. Layers of alternatives that no family serves are not. The network as a whole, on torch's operators, is
+    missing until the plan was compared with it.
     """
     assert bench.name
     row = store.device(bench.name)
+    whole = network.whole.layers if network.whole else ()
     named = [(layer.name, layer.problem) for layer in network.layers]
-    extra = [(layer.name, layer.problem) for layer in network.all_layers[len(named) :]]
-    named += [(name, problem) for name, problem in extra if serving(problem, bench.arch)]
-    named = missing_problems(store, bench, named)
-    if row and not named and (not bench.arch.is_cuda or store.plan(row, network.key)):
+    extra = [layer for layer in network.all_layers[len(named) :] if layer not in whole]
+    named += [(layer.name, layer.problem) for layer in extra if serving(layer.problem, bench.arch)]
+    named = missing_problems(store, bench, named, searched)
+    is_planned = bench.arch.is_cuda or bool(whole)
+    if row and not named and (not is_planned or _is_compared(store, row, network, searched)):
         return None
+    named += [(layer.name, layer.problem) for layer in whole]
     return TuneRequest(network.identity.model, network.key, named, network)
 
 
-def missing_problems(store: Store, bench: Bench, named: Sequence[tuple[str, Problem]]) -> list[tuple[str, Problem]]:
-    """Return the problems whose finalists a database has not timed on a device."""
+def missing_problems(
+    store: Store, bench: Bench, named: Sequence[tuple[str, Problem]], searched: Searched
+) -> list[tuple[str, Problem]]:
+    """Return the problems whose finalists a database has not timed on a device after a search like this one."""
     assert bench.name
     row = store.device(bench.name)
-    return [one for one in named if not (row and any(m.final for m in store.measurements(row, str(one[1]), "ok")))]
+    return [one for one in named if not (row and _is_tuned(store, row, one[1], searched))]
+
+
+def _is_tuned(store: Store, device: Device, problem: Problem, searched: Searched) -> bool:
+    measured = store.measurements(device, str(problem), "ok")
+    return any(one.final and searched.is_covered_by(one.details) for one in measured)
+
+
+def _is_compared(store: Store, device: Device, network: Network, searched: Searched) -> bool:
+    """Return whether a network has a plan that was compared with Inductor's code, if that can be had.
+
+    It cannot if Inductor has failed, or did not end within a budget that was no shorter.
+    """
+    plan = store.plan(device, network.key)
+    if plan is None or network.whole is None or not searched.compiles:
+        return plan is not None
+    if any(map(inductor.compiles, plan.details.get("torch_us", {}))):
+        return True
+    tried = store.measurements(device, str(network.whole.layers[0].problem))
+    failed = [one for one in tried if one.kernel.family == inductor.FAMILY and one.status != "ok"]
+    return any(searched.seconds <= CLOSE * one.details.get(RUN_SECONDS, math.inf) for one in failed)
 
 
 def refuse_other_timing(store: Store, name: str, problems: Sequence[Problem], timing: Timing) -> None:

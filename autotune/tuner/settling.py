@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,8 +14,7 @@ from autotune.ir import Network
 from autotune.measure import Worker
 from autotune.tuner.background_pool import BackgroundPool
 from autotune.tuner.copied_plans import CopiedPlan
-from autotune.tuner.finals import Finals
-from autotune.tuner.network_tuner import tune_network_plan
+from autotune.tuner.network_tuner import Rivals, tune_network_plan
 from autotune.tuner.progress import Progress
 from autotune.tuner.threads import stop_until_done
 from autotune.tuner.time_breakdown import TimeBreakdown
@@ -37,10 +36,10 @@ class Settling:
             matters little, the layers' winners are compared with torch's operators for the whole network.
         workers: The measuring processes, one for each device.
         beside: The trials beside the search.
-        finals: Times what was tried beside the search in interleaved rounds.
         breakdown: Receives the times.
         progress: Receives events.
         copied_plans: Plans of other databases or batch sizes, by the keys of the networks.
+        try_last: Tries what is tried when the plan of a network is known; returns whether there was anything.
     """
 
     store: Store
@@ -48,10 +47,10 @@ class Settling:
     descends: bool
     workers: Sequence[Worker]
     beside: BackgroundPool
-    finals: Finals
     breakdown: TimeBreakdown
     progress: Progress
     copied_plans: Mapping[str, CopiedPlan]
+    try_last: Callable[[Network], bool]
 
     def run(self, networks: Sequence[Network], until: Deadline) -> None:
         """Tune the plan of each network.
@@ -74,9 +73,12 @@ class Settling:
             network = self._first_compiled(left, part.share(COMPILING_SHARE))
             left.remove(network)
             self._tell(network, len(networks))
-            seconds = self._end_beside(network)
+            rivals = self._rivals(network, worker)
             with self.breakdown.charge("time"):
-                self._tune(self.store, worker, network, part, seconds)
+                self._tune(self.store, worker, network, part, rivals)
+            if self.try_last(network):
+                with self.breakdown.charge("time"):
+                    self._tune(self.store, worker, network, part, Rivals(worker))
 
     def _at_once(self, networks: Sequence[Network], until: Deadline) -> None:
         """Tune several plans at a time: a thread for each device, with a connection of its own to the database."""
@@ -85,11 +87,11 @@ class Settling:
         executor, running = ThreadPoolExecutor(len(self.workers)), list[Future[None]]()
         try:
             for worker, share in zip(self.workers, shares, strict=True):
-                beside: list[float] = []
+                beside: list[Rivals] = []
                 for network in share:
                     self._first_compiled([network], until.share(COMPILING_SHARE / len(networks)))
                     self._tell(network, len(networks))
-                    beside.append(self._end_beside(network))
+                    beside.append(self._rivals(network, worker))
                 running.append(executor.submit(self._in_order, worker, share, beside, until))
             for future in futures.as_completed(running):
                 future.result()
@@ -98,15 +100,13 @@ class Settling:
             stop_until_done(executor, running, self.workers if unfinished else [])
             self.breakdown.add({"time": time.perf_counter() - started})
 
-    def _in_order(
-        self, worker: Worker, networks: Sequence[Network], beside_seconds: Sequence[float], until: Deadline
-    ) -> None:
+    def _in_order(self, worker: Worker, networks: Sequence[Network], rivals: Sequence[Rivals], until: Deadline) -> None:
         """Tune the plans of the networks of one device, which share the time."""
         with Store.create(self.store.where) as store:
             for i, network in enumerate(networks):
-                self._tune(store, worker, network, until.share(1 / (len(networks) - i)), beside_seconds[i])
+                self._tune(store, worker, network, until.share(1 / (len(networks) - i)), rivals[i])
 
-    def _tune(self, store: Store, worker: Worker, network: Network, until: Deadline, beside_seconds: float) -> None:
+    def _tune(self, store: Store, worker: Worker, network: Network, until: Deadline, rivals: Rivals) -> None:
         tune_network_plan(
             store,
             self.device,
@@ -115,7 +115,7 @@ class Settling:
             until,
             self.descends,
             self.progress.note,
-            beside_seconds,
+            rivals,
             self.copied_plans.get(network.key),
         )
 
@@ -140,17 +140,16 @@ class Settling:
             time.sleep(POLL_SECONDS)
         return next((network for network in networks if not self._is_compiling(network)), networks[0])
 
-    def _end_beside(self, network: Network) -> float:
-        """Compare what Inductor has compiled with eager torch, and end its process; what it still compiles is lost.
+    def _rivals(self, network: Network, worker: Worker) -> Rivals:
+        """Return the process that compares the plan of a network with torch's operators for the whole of it.
 
-        Returns:
-            Seconds that its trials took.
+        That is the one that has compiled them, if its trials have ended. Otherwise it is ended, and what it still
+        compiles is lost.
         """
         beside = self.beside.trials(network)
         if beside is None:
-            return 0.0
-        # A process that has not tried them would compile them once more.
-        if beside.is_done and beside.num_tried and network.whole:
-            self.finals.time(beside.worker, network.whole.layers[0].problem)
+            return Rivals(worker, has_compiled=not self.descends)
+        if beside.is_done and beside.num_tried:
+            return Rivals(beside.worker)
         beside.close()
-        return beside.seconds
+        return Rivals(worker, has_compiled=False)

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from autotune.core import Deadline
 from autotune.ir import Problem
 from autotune.libraries import aten
 from autotune.measure import Result, Worker
@@ -21,6 +22,9 @@ from autotune.tuner.time_breakdown import IDLE, RECORD, TimeBreakdown
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow
 from tuning_db.store import CLAIMS
+
+RUN_SECONDS = "run_seconds"
+"""Detail of a measurement: the budget of the run within which the trial did not end."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class WantedTrial:
         take_build_seconds: Returns the seconds of choosing and building the kernel; called only if it is tried.
         on_done: Called with the results when all are recorded, and at once with none if nothing is left to try.
         on_elsewhere: Called if another process is trying the kernel on the problem.
+        again: Try it although it was tried before: the measuring process has to compile it for a later comparison.
     """
 
     problem: Problem
@@ -42,6 +47,7 @@ class WantedTrial:
     take_build_seconds: Callable[[], Mapping[str, float]] = dict
     on_done: Callable[[list[Result]], None] = lambda _: None
     on_elsewhere: Callable[[], None] = lambda: None
+    again: bool = False
 
 
 @dataclass
@@ -103,6 +109,18 @@ def record_result(
     )
 
 
+def record_unfinished(store: Store, device: Device, wanted: WantedTrial, run: Deadline) -> None:
+    """Write that a trial did not end within a run: a later run with more time tries it again."""
+    store.put_measurement(
+        device_id=device.id,
+        problem_id=store.put_problem(str(wanted.problem)).id,
+        kernel_id=wanted.row.id,
+        status="timed_out",
+        error="it did not end within the budget",
+        details={RUN_SECONDS: run.seconds if math.isfinite(run.seconds) else None},
+    )
+
+
 class TrialQueue:
     """The trials of one tuner on one device; other processes may use the same database.
 
@@ -143,6 +161,11 @@ class TrialQueue:
         return len(self._sent)
 
     @property
+    def unfinished(self) -> list[WantedTrial]:
+        """The trials that are at the device, each once."""
+        return list({id(trial): trial.wanted for trial, *_ in self._sent}.values())
+
+    @property
     def room(self) -> int:
         """Number of candidates that `submit` sends without waiting for a result."""
         return max(0, self._depth - len(self._sent))
@@ -157,9 +180,9 @@ class TrialQueue:
     def submit(self, wanted: WantedTrial) -> None:
         """Try a kernel on a problem with the launch values that were not tried, once there is room for one of them."""
         self.drain(self._depth - 1)
-        problem, row, launches = wanted.problem, wanted.row, wanted.launches
+        problem, row, launches = wanted.problem, wanted.row, list(wanted.launches)
         with self._breakdown.charge(RECORD):
-            left = self._store.claim(self._device, str(problem), row, launches) if launches else []
+            left = launches if wanted.again else self._store.claim(self._device, str(problem), row, launches)
         if left is None:
             wanted.on_elsewhere()
             return

@@ -22,10 +22,10 @@ from autotune.core import NEVER, Deadline, DeviceFacts, OutOfTimeError, WorkerEr
 from autotune.core.faults import Fault
 from autotune.families import Kernel, family, serving
 from autotune.ir import Network, Problem
-from autotune.libraries import aten, cudnn, inductor
+from autotune.libraries import aten, cudnn
 from autotune.measure import Worker
 from autotune.search import Schedule, Space, is_large
-from autotune.tuner.background_pool import BackgroundPool, is_tried_beside, is_whole
+from autotune.tuner.background_pool import BackgroundPool, is_tried_beside, is_tried_last, is_whole
 from autotune.tuner.copied_plans import CopiedPlan, copy_plan
 from autotune.tuner.device_queues import DeviceQueues
 from autotune.tuner.finals import Finals
@@ -42,8 +42,7 @@ from autotune.tuner.settling import Settling
 from autotune.tuner.study_manager import StudyManager
 from autotune.tuner.threads import facts_in_background, in_thread
 from autotune.tuner.time_breakdown import TimeBreakdown
-from autotune.tuner.trial_queue import WantedTrial
-from autotune.tuner.untimed_inductor import prefer_untimed
+from autotune.tuner.trial_queue import WantedTrial, record_unfinished
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow
 
@@ -124,7 +123,6 @@ class Tuner:
         self.study_manager = StudyManager(store, self.weights.sorted(), options, self.builder, spaces, foreign)
         self._foreign = foreign
         self._copied_plans: dict[str, CopiedPlan] = {}
-        self._ahead_of_inductor: set[str] = set()  # keys of networks
         self._library_candidates: LibraryCandidates | None = None
         self._beside: BackgroundPool | None = None
         self._plans: list[tuple[int, int, Problem, KernelRow]] = []  # a heap of cuDNN's plans to be timed
@@ -155,15 +153,13 @@ class Tuner:
                 self._search(processes)
                 for problem in self.problems:
                     self.progress.done(str(problem))
-                finals = self._time_finalists()
+                self._time_finalists()
                 if self._planned:
-                    self._tune_plans(finals)
+                    self._tune_plans()
                 elif self._beside:
                     self._beside.wait(self.phases.current)
             except OutOfTimeError:
                 self.out_of_time = True
-            for network in self._planned:
-                self._check_against_inductor(network)
 
     # -- the phases of a run ---------------------------------------------------------------------------------
 
@@ -264,9 +260,7 @@ class Tuner:
             if copied := self._copied_plans.get(network.key):
                 until, tell = self.phases.current, self.progress.note
                 with self.breakdown.charge("time"):
-                    row = record_copied_plan(self.store, device, self.workers[0], network, copied, until, tell)
-                if row and copied.is_ahead_of_inductor:
-                    self._ahead_of_inductor.add(network.key)
+                    record_copied_plan(self.store, device, self.workers[0], network, copied, until, tell)
 
     def _build_early(self) -> None:
         """In a new database, start the first compilers as soon as enough spaces are enumerated.
@@ -307,7 +301,10 @@ class Tuner:
                 break
             self._build_early()
             for row in self._operator_rows(problem):
-                if not (until.is_over or is_tried_beside(problem, row, self.networks, self.options)):
+                apart = is_tried_beside(problem, row, self.networks, self.options) or is_tried_last(
+                    problem, row, self.networks, self.options
+                )
+                if not (until.is_over or apart):
                     trials.submit(WantedTrial(problem, row))
         trials.drain()
 
@@ -322,18 +319,17 @@ class Tuner:
         pool = BackgroundPool(self.store, device, self.options, self.workers, self.progress, problems, self.networks)
         self._beside = processes.enter_context(pool)
 
-    def _time_finalists(self) -> Finals:
+    def _time_finalists(self) -> None:
         """Time the finalists of all problems, the heaviest first, as far as there is time."""
         self.progress.stage("timing the finalists")
         device, trials = self._started()
-        finals = Finals(self.store, device, trials, self.breakdown, self.progress)
+        finals = Finals(self.store, device, trials, self.breakdown, self.progress, self.options.limits)
         # What was tried in the processes beside the search is compared there, when it is done.
         beside = self.options.arch.is_cuda
         problems = [one for one in self.weights.sorted() if not (beside and is_whole(one, self.networks))]
         finals.run(problems, self.phases.begin(FINALS))
-        return finals
 
-    def _tune_plans(self, finals: Finals) -> None:
+    def _tune_plans(self) -> None:
         """Tune the plan of each network."""
         device, trials = self._started()
         assert self._beside
@@ -343,24 +339,31 @@ class Tuner:
             self.options.arch.is_cuda,
             trials.workers,
             self._beside,
-            finals,
             self.breakdown,
             self.progress,
             self._copied_plans,
+            self._try_last,
         )
         settling.run(self._planned, self.phases.begin(SETTLING))
 
-    def _check_against_inductor(self, network: Network) -> None:
-        """Leave a network to Inductor if that was not timed and the plan may be slower."""
-        if self.device is None or network.whole is None or network.key in self._ahead_of_inductor:
-            return
-        rows = self._operator_rows(network.whole.layers[0].problem)
-        compiled = next((row for row in rows if row.family == inductor.FAMILY), None)
-        if compiled and prefer_untimed(self.store, self.device, network, compiled):
-            self.progress.note(
-                f"Inductor did not end within the budget for batch {network.batch}: where there is a compiler, the "
-                "network runs on Inductor's code, until a longer run has compared it with the plan"
-            )
+    def _try_last(self, network: Network) -> bool:
+        """Try what is tried when the plan of a network is known; return whether there was anything."""
+        device, trials = self._started()
+        if network.whole is None:
+            return False
+        problem = network.whole.layers[0].problem
+        rows = [row for row in self._operator_rows(problem) if is_tried_last(problem, row, [network], self.options)]
+        if rows:
+            self.progress.stage("compiling the network by Inductor")
+        for row in rows:
+            wanted = WantedTrial(problem, row, again=True)
+            try:
+                trials.submit(wanted)
+                trials.drain()
+            except OutOfTimeError:
+                record_unfinished(self.store, device, wanted, self.workers[0].until)
+                raise
+        return bool(rows)
 
     # -- the schedule's bench (search.Bench) -----------------------------------------------------------------
 

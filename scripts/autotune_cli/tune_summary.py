@@ -10,8 +10,15 @@ from rich.console import Console
 from autotune.core import faults
 from autotune.families import serving
 from autotune.ir import BYTE_FORMATS, BYTE_PRECISIONS, WHOLE, Problem, TorchCall
-from autotune.libraries import inductor
-from autotune.tuner import Tuner, TuneRequest, layer_winners, rejected_configs, unsupported_reason
+from autotune.tuner import (
+    Tuner,
+    TuneRequest,
+    layer_winners,
+    outcome_text,
+    rejected_configs,
+    runner,
+    unsupported_reason,
+)
 from autotune.tuner import failures as failed
 from autotune_cli.tables import failure_counts, failures, phases, spent, survived, total_us, tradeoffs, winners
 from autotune_cli.tune_progress import LiveProgress
@@ -67,14 +74,10 @@ def plan_text(plan: PlanRow, fallback: PlanRow | None, is_cuda: bool) -> str:
     faster = f"{gain:.2f}x faster than with the winners above" if gain else "and the winners above were not timed"
     text = f"The network {'as one CUDA graph' if is_cuda else 'as a whole'}: {plan.median_us:.1f} us, "
     whole = plan.details.get("torch_us", {})
-    if plan.details.get("untimed"):
-        return (
-            "The network runs on torch.compile's code, which was not timed: without a compiler it takes "
-            f"{plan.median_us:.1f} us"
-        )
     if WHOLE in taken:
-        fastest = min(whole, key=whole.__getitem__)
-        text += f"{faster}: {_runner(fastest)} ({fastest}) is fastest and runs it"
+        fastest = min(whole, key=whole.__getitem__, default="")
+        named = f"{runner(fastest)} ({fastest})" if whole else "an operator of torch for the whole network"
+        text += f"{faster}: {named} is fastest and runs it"
         return f"{text}; without a compiler {fallback.median_us:.1f} us" if fallback else text
     text += faster
     text += ", because inside the graph other candidates of some layers are faster" if is_cuda else ""
@@ -191,8 +194,6 @@ def _outcome(tuner: Tuner, request: TuneRequest) -> str:
     if request.network is None:
         return ""
     if plan := tuner.store.plan(tuner.device, request.network.key):
-        if plan.details.get("untimed"):
-            return "it runs on torch.compile's code, which the budget left no time to measure: give a longer --budget"
         return outcome_text(plan)
     layers = request.named[: len(request.network.layers)]
     own, torch = total_us(layer_winners(tuner.store, tuner.device, layers))
@@ -205,21 +206,6 @@ def _outcome(tuner: Tuner, request: TuneRequest) -> str:
             "--only fused,fused_full,compile compares it with the network in full precision"
         )
     return f"its layers take {own:.1f} us, {torch / own:.2f}x faster than torch's operators ({torch:.1f} us)"
-
-
-def outcome_text(plan: PlanRow) -> str:
-    """Return the time of a plan, and how many times faster it is than torch's operators for the whole network."""
-    fastest: dict[str, float] = {}
-    for candidate, us in plan.details.get("torch_us", {}).items():
-        name = _runner(candidate)
-        fastest[name] = min(us, fastest.get(name, us))
-    others = [f"{us / plan.median_us:.2f}x faster than {name} ({us:.1f} us)" for name, us in fastest.items()]
-    return ", ".join([f"{plan.median_us:.1f} us", *others])
-
-
-def _runner(candidate: str) -> str:
-    """Return what runs a candidate for a whole network, as users call it."""
-    return "torch.compile" if inductor.compiles(candidate) else "eager PyTorch"
 
 
 def _use(request: TuneRequest, database: str) -> str:

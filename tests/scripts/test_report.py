@@ -329,15 +329,15 @@ def test_a_damaged_row_is_named(small, tmp_path):
         collect(damaged)
 
 
-def test_a_plan_that_was_not_timed_tells_no_problem(tmp_path):
+def test_a_plan_of_a_layer_without_a_time_tells_no_problem(tmp_path):
     make(tmp_path / "a.db")
     with Store.create(tmp_path / "a.db") as store:
         [device] = store.devices()
         wrong = next(row for row in store.measurements(device, POINTWISE) if row.status == "wrong")
         choice = {"layer": "torch", "kernel": wrong.kernel_id, "launch": wrong.launch, "us": None, "overlap": False}
-        values = {"median_us": 5.0, "spread_us": 0.0, "choices": [choice], "details": {"untimed": True}}
+        values = {"median_us": 5.0, "spread_us": 0.0, "choices": [choice], "details": {}}
         store.put_plan(device_id=device.id, network="Net n=2 compiler=none 0123456789ab", **values)
     report = collect(tmp_path / "a.db")
-    [_, untimed] = report.devices[0].networks
-    assert untimed.precompiled and untimed.us is None and untimed.layers[0].layer is None
+    [_, spare] = report.devices[0].networks
+    assert spare.precompiled and spare.us == 5.0 and spare.layers[0].layer is None
     assert_self_contained(render(report))

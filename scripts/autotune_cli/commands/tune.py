@@ -17,14 +17,14 @@ from __future__ import annotations
 import argparse
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from autotune.codegen import BuildBatch, StartBatch
 from autotune.core import ARCHITECTURES, FAMILIES, Deadline, UnknownNameError, timeline
 from autotune.families import PERMISSIONS, families, family, use
 from autotune.ir import DTYPES, OPERATORS
@@ -38,13 +38,11 @@ from autotune.tuner import (
     OBJECTIVES,
     PREPARATION,
     Bench,
-    ForeignKernels,
+    DeviceGroup,
+    Machines,
     TracedProgress,
-    Tuner,
     TuneRequest,
     TunerOptions,
-    inductor_modes,
-    refuse_other_timing,
     start_in_background,
 )
 from autotune_cli import models, tune_summary
@@ -60,18 +58,17 @@ from autotune_cli.command_line import (
     seconds,
 )
 from autotune_cli.interrupts import BY_SIGNAL, exit_code
-from autotune_cli.machines import DeviceGroup, Machines, add_machines, machines
+from autotune_cli.machines import add_machines, machines
 from autotune_cli.problem_usage import usage
 from autotune_cli.tune_progress import LiveProgress
 from autotune_cli.tune_request import StepRequest, num_requests, tune_requests
 from fused_resnet.model_source import PRECISIONS
 from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS
-from tuning_db import DatabaseError, Store, shipped_databases
+from fused_resnet.runs import RunOutcome, run_options, start_run, work_deadline
+from tuning_db import DatabaseError, Store
 from tuning_db.location import Location, file_of, is_address
 from tuning_db.postgres_backend import name_of
 
-SUMMARY_SHARE, SUMMARY_SECONDS = 0.05, 10.0
-"""Share of the budget, and most seconds, that are kept for the summary, closing the database and ending processes."""
 STEP_SHARE = 0.25
 """Share of a run's time in which kernels are chosen inside a whole training step."""
 
@@ -252,7 +249,7 @@ def main(args: argparse.Namespace) -> int:
         budget = args.budget
         if budget is None:
             budget = num_requests(args) * sum(group.bench.budget for group in found.groups)
-        work = Deadline.after(budget, args.started).before(min(SUMMARY_SECONDS, SUMMARY_SHARE * budget))
+        work = work_deadline(budget, args.started)
         left = [work.share(1 / (len(found.groups) - place)) for place in range(len(found.groups) - 1)] + [work]
         code = 0
         for group, deadline in zip(found.groups, left, strict=True):
@@ -273,17 +270,13 @@ def _tune_group(
         workers = [stack.enter_context(worker) for worker in group.workers(timing, deadline)]
         requests = tune_requests(args, bench.arch, lambda: stack.enter_context(start_in_background(workers)))
         steps = _settled_steps(requests, bench, found)
-        options = _options(args, bench, found)
+        options = _options(args, bench, found, requests)
         path = args.db or Path("tuning_db") / f"{requests[0].name}_{bench.arch.name}.db"
-        others = shipped_databases() if args.from_db is None else _files(args.from_db)
-        others = [other for other in others if other.resolve() != Path(str(path)).resolve()]
-        foreign = stack.enter_context(ForeignKernels(others, bench.target))
         store = stack.enter_context(Store.create(path))
-        if bench.name:
-            problems = [problem for request in requests for problem in request.problems]
-            refuse_other_timing(store, bench.name, problems, timing)
         search = deadline.before(STEP_SHARE * deadline.left) if steps else deadline
-        code = tune(requests, store, options, workers, search, foreign, args.verbose, found.start_batch)
+        others = None if args.from_db is None else _files(args.from_db)
+        start = partial(start_run, timing=timing, others=others, start_batch=found.start_batch)
+        code = tune(start, requests, store, bench, options, workers, search, args.verbose)
     if not code and steps:
         from autotune_cli import step_plan  # imports torch's compiler, which takes seconds
 
@@ -324,13 +317,15 @@ def _objectives(args: argparse.Namespace) -> tuple[str, ...]:
     return tuple(dict.fromkeys(args.objective or DEFAULT_OBJECTIVES))
 
 
-def _options(args: argparse.Namespace, bench: Bench, found: Machines) -> TunerOptions:
-    return TunerOptions(
-        bench.arch,
-        bench.target,
-        args.trials or bench.trials,
+def _options(args: argparse.Namespace, bench: Bench, found: Machines, requests: Sequence[TuneRequest]) -> TunerOptions:
+    return run_options(
+        bench,
         found.jobs,
-        args.seed,
+        requests,
+        trials=args.trials,
+        inductor=args.inductor,
+        is_here=found.are_here,
+        seed=args.seed,
         allow=tuple(name.replace("-", "_") for name in args.allow),
         only=tuple(family(name).name for name in args.only),
         sampler=args.sampler,
@@ -338,24 +333,21 @@ def _options(args: argparse.Namespace, bench: Bench, found: Machines) -> TunerOp
         gain=args.gain,
         objectives=_objectives(args),
         vendor=args.vendor,
-        inductor=inductor_modes(bench.device, args.inductor, is_here=found.are_here),
-        baseline_first=args.train,
     )
 
 
 def tune(
+    start: Callable[..., RunOutcome],
     requests: Sequence[TuneRequest],
     store: Store,
+    bench: Bench,
     options: TunerOptions,
     workers: Sequence[Worker],
     deadline: Deadline,
-    foreign: ForeignKernels,
     verbose: bool,
-    start_batch: StartBatch = BuildBatch,
 ) -> int:
     """Tune what was requested and print the results; return the exit code: 0 unless a signal ended the run."""
     console = Console()
-    code = 0
     named = [
         (f"{name}, batch {request.network.batch}" if request.network and len(requests) > 1 else name, problem)
         for request in requests
@@ -366,22 +358,9 @@ def tune(
             console.print(f"{name:>3}  {problem}", highlight=False, markup=False)
     layers = [layer.problem for request in requests if request.network for layer in request.network.layers]
     progress = LiveProgress(console, named, deadline, layers)
-    tuner = Tuner(
-        store,
-        [problem for _, problem in named],
-        options,
-        workers,
-        TracedProgress(progress),
-        networks=[request.network for request in requests if request.network],
-        deadline=deadline,
-        foreign=foreign,
-        start_batch=start_batch,
-    )
     with progress:
-        try:
-            tuner.run()
-        except KeyboardInterrupt as interrupt:
-            code = exit_code(interrupt)
+        outcome = start(store, bench, requests, options, workers, deadline, TracedProgress(progress))
+    tuner, code = outcome.tuner, exit_code(outcome.interrupt) if outcome.interrupt else 0
     tune_summary.show_outcome(console, tuner, requests, store.name)
     if not workers:
         tune_summary.show_compiled(console, tuner)

@@ -85,7 +85,7 @@ def _planned(
         layers=tuple(map(layer, plan.choices)),
         planned=True,
         precompiled=_is_precompiled(plan.network),
-        us=None if plan.details.get("untimed") else plan.median_us,
+        us=plan.median_us,
         spread_us=plan.spread_us,
         winners_us=plan.details.get("alone_us") or None,
         torch_us=plan.details.get("torch_us", {}),

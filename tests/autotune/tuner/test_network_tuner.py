@@ -111,20 +111,6 @@ def test_a_copied_plan_for_which_there_is_no_time_is_not_recorded(store, kernels
     assert store.plan(device, NETWORK.key) is None
 
 
-@pytest.mark.parametrize(
-    "times, is_ahead",
-    [
-        ({"inductor mode=default": 12.0, "aten": 9.0}, True),
-        ({"inductor mode=default": 11.9}, False),
-        ({"inductor mode=default": 20.0, "inductor mode=max-autotune": 11.0}, False),
-        ({"aten": 50.0}, False),
-        ({}, False),
-    ],
-)
-def test_a_copied_plan_is_ahead_of_inductor_if_it_was_so_by_more_than_devices_differ(times, is_ahead):
-    assert CopiedPlan([], {"torch_us": times}, 10.0).is_ahead_of_inductor is is_ahead
-
-
 def test_or_else_from_the_plan_for_other_batch_batch_size(store, kernels):
     device, made = kernels
     network = replace(NETWORK, identity=NetworkKey("net", 2, (("dtype", "f32"),)))

@@ -18,7 +18,7 @@ NETWORKS = [replace(NETWORK, identity=NetworkKey("net", n, (("dtype", "f32"),)))
 class Trials:
     """Stands for the trials of a network beside the search: they end when they were looked at some times."""
 
-    num_tried, seconds = 0, 0.0
+    num_tried = 0
 
     def __init__(self, looks):
         self.looks, self.closed = looks, False
@@ -55,7 +55,7 @@ def order(tmp_path, looks, seconds):
     with Store.create(tmp_path / "net.db") as store:
         device, _ = put_kernels(store)
         stages, workers = Stages(), [TableDevice(VALLEYS)]
-        settling = Settling(store, device, True, workers, pool, None, TimeBreakdown(1), stages, {})
+        settling = Settling(store, device, True, workers, pool, TimeBreakdown(1), stages, {}, lambda _: False)
         settling.run(NETWORKS, Deadline.after(seconds))
         assert all(store.plan(device, network.key) for network in NETWORKS)
     return [stage.rpartition(" ")[2] for stage in stages.stages], list(pool.values())

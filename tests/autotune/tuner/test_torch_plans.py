@@ -1,11 +1,11 @@
 """The choice between the layers of a network and torch's operators for the whole network."""
 
 import itertools
+import json
 from dataclasses import replace
 
 import pytest
 import torch
-from sqlalchemy import text
 from two_layer_network import LAYERS, NETWORK, VALLEYS, TableDevice
 
 from autotune.core import Deadline, OutOfTimeError
@@ -24,9 +24,9 @@ from autotune.ir import (
 )
 from autotune.measure import Result
 from autotune.runtime.selection import select
-from autotune.tuner.network_tuner import tune_network_plan
-from autotune.tuner.untimed_inductor import prefer_untimed
-from autotune_cli.tune_summary import outcome_text, plan_text
+from autotune.tuner import outcome_text
+from autotune.tuner.network_tuner import Rivals, tune_network_plan
+from autotune_cli.tune_summary import plan_text
 
 CALL = TorchCall(
     n=2,
@@ -122,12 +122,73 @@ def test_the_fastest_of_the_layers_and_torchs_operators_runs(store, kernels, tor
 
 
 @pytest.mark.parametrize("trial_us", [900.0])
-def test_torchs_operators_that_are_far_slower_are_not_compiled_once_more(store, kernels, torchs, trial_us):
+def test_the_times_of_torch_are_those_of_the_comparison(store, kernels, torchs, trial_us):
     device, _ = kernels
-    worker = DeviceWithTorch(VALLEYS | {"aten": None, "inductor": None})
+    row = tune_network_plan(store, device, DeviceWithTorch(VALLEYS | {"aten": 30.0, "inductor": 20.0}), WITH_TORCH)
+    assert row.details["alternatives"] == [] and sorted(row.details["torch_us"].values()) == [20.0, 30.0]
+
+
+def test_the_process_that_has_compiled_the_network_compares_it(store, kernels, torchs):
+    device, _ = kernels
+    worker, beside = DeviceWithTorch(VALLEYS), DeviceWithTorch(VALLEYS | {"aten": 30.0, "inductor": 5.0})
+    row = tune_network_plan(store, device, worker, WITH_TORCH, rivals=Rivals(beside))
+    assert row.details["alternatives"] == [WHOLE]
+    assert all(plan != ("the network",) for plans in worker.asked for plan in plans)
+    assert [len(plans) for plans in beside.asked] == [1, 1, 3]  # each of torch's alone, then all and the plan
+
+
+def test_a_plan_that_was_timed_does_not_give_way_to_code_that_was_not_timed_beside_it(store, kernels, torchs):
+    device, _ = kernels
+    rivals = Rivals(DeviceWithTorch(VALLEYS | {"aten": 30.0, "inductor": 5.0}), has_compiled=False)
+    row = tune_network_plan(store, device, DeviceWithTorch(VALLEYS), WITH_TORCH, rivals=rivals)
+    assert row.details["alternatives"] == [] and list(row.details["torch_us"].values()) == [30.0]
+    said = outcome_text(row)
+    assert said == "10.0 us, 3.00x faster than eager PyTorch (30.0 us), not compared with torch.compile"
+
+
+def test_inductors_code_that_was_faster_stays_where_it_is_not_compared_again(store, kernels, torchs):
+    device, _ = kernels
+    first = tune_network_plan(
+        store, device, DeviceWithTorch(VALLEYS | {"aten": 30.0, "inductor": 5.0}), WITH_TORCH, descend=False
+    )
+    worker = DeviceWithTorch(VALLEYS | {"aten": 30.0})
+    tune_network_plan(store, device, worker, WITH_TORCH, rivals=Rivals(worker, has_compiled=False))
+    assert store.plan(device, WITH_TORCH.key).id == first.id
+
+
+class Failing(DeviceWithTorch):
+    """Plans with a candidate that fails: (layer, number of its config)."""
+
+    def __init__(self, us, failing):
+        super().__init__(us)
+        self.failing = failing
+
+    def time_networks(self, network, plans, rounds):
+        numbers = [{pick.layer: json.loads(pick.candidate.config).get("number") for pick in plan} for plan in plans]
+        for layer, number in self.failing:
+            if any(one.get(layer, -1) == number for one in numbers):
+                self.asked.append("failed")
+                return [Result("crashed", f"the layer '{layer}' fails", details={"layer": layer})] * len(plans)
+        return super().time_networks(network, plans, rounds)
+
+
+@pytest.mark.parametrize("failing", [[("first", 0)], [("second", 0), ("first", 0)]])
+def test_a_candidate_that_fails_in_the_network_gives_way_to_the_next_one(store, kernels, failing):
+    device, _ = kernels
+    told = []
+    row = tune_network_plan(store, device, Failing(VALLEYS, failing), NETWORK, tell=told.append)
+    assert row.median_us == min(us for (a, b), us in VALLEYS.items() if (("first", a) not in failing and b != 0) or a)
+    assert len(told) == len(failing) and all("its next candidate is taken" in one for one in told)
+    assert "the layer 'first' fails" in told[-1] or "the layer 'second' fails" in told[-1]
+
+
+def test_a_network_of_which_a_layer_has_no_candidate_runs_on_torchs_operators(store, kernels, torchs):
+    device, _ = kernels
+    worker = Failing(VALLEYS | {"aten": 30.0, "inductor": 40.0}, [("first", 0), ("first", 1)])
     row = tune_network_plan(store, device, worker, WITH_TORCH)
-    assert all(("the network",) not in plans for plans in worker.asked)
-    assert row.details["alternatives"] == [] and set(row.details["torch_us"].values()) == {trial_us}
+    assert row.details["alternatives"] == [WHOLE] and row.median_us == 30.0
+    cpu = torch.device("cpu")
+    assert families(*select(store, WITH_TORCH, cpu, "present")) == [("the network", "aten")]
 
 
 def test_the_outcome_names_torch_once_by_its_fastest_candidates(store, kernels, torchs):
@@ -159,47 +220,6 @@ def test_a_run_that_ends_before_it_times_a_plan_leaves_torchs_fastest_trial(stor
     assert (row.median_us, row.details["alternatives"]) == (9.0, [WHOLE])
     said = plan_text(row, None, is_cuda=False)
     assert "9.0 us" in said and "is fastest and runs it" in said
-
-
-@pytest.mark.parametrize(
-    ("eager_us", "searched", "left_to_inductor"), [(34.0, True, True), (36.0, True, False), (36.0, False, True)]
-)
-def test_a_plan_that_was_not_compared_with_inductor_must_be_complete_and_far_faster_than_eager(
-    store, kernels, torchs, eager_us, searched, left_to_inductor
-):
-    device, _ = kernels
-    compiled = next(number for number, family in torchs.items() if family == "inductor")
-    with store.writing() as session:
-        session.execute(text("DELETE FROM measurement WHERE kernel_id = :kernel"), {"kernel": compiled})
-        session.execute(text("UPDATE measurement SET median_us = :us WHERE median_us = 9.0"), {"us": eager_us})
-    row = tune_network_plan(store, device, DeviceWithTorch(VALLEYS | {"aten": eager_us}), WITH_TORCH)
-    assert row.median_us == 10.0
-    if not searched:
-        times = {"median_us": row.median_us, "spread_us": row.spread_us, "details": row.details}
-        choices = [{**choice, "us": None} for choice in row.choices]
-        store.replace_plan(row, device_id=device.id, network=row.network, choices=choices, **times)
-    assert prefer_untimed(store, device, WITH_TORCH, store.kernel(compiled)) is left_to_inductor
-    if not searched:
-        return
-    layers = [("first", "torch"), ("second", "torch")]
-    cpu = torch.device("cpu")
-    assert families(*select(store, WITH_TORCH, cpu, "absent")) == layers
-    if left_to_inductor:
-        assert families(*select(store, WITH_TORCH, cpu, "present")) == [("the network", "inductor")]
-        said = plan_text(store.plan(device, WITH_TORCH.key), None, is_cuda=True)
-        assert "not timed" in said and "10.0 us" in said
-    else:
-        assert families(*select(store, WITH_TORCH, cpu, "present")) == layers
-    assert not prefer_untimed(store, device, NETWORK, store.kernel(compiled))  # it has no plan
-
-
-@pytest.mark.parametrize("torch_us", [20.0, 5.0])
-def test_a_plan_that_was_compared_with_inductor_stays(store, kernels, torchs, torch_us):
-    device, _ = kernels
-    row = tune_network_plan(store, device, DeviceWithTorch(VALLEYS | {"aten": 9.0, "inductor": torch_us}), WITH_TORCH)
-    compiled = next(number for number, family in torchs.items() if family == "inductor")
-    assert not prefer_untimed(store, device, WITH_TORCH, store.kernel(compiled))
-    assert store.plan(device, WITH_TORCH.key).id == row.id
 
 
 def test_a_region_compiled_by_inductor_has_a_spare_without_it(store, kernels, torchs):

@@ -4,8 +4,7 @@ import pytest
 
 from autotune.core import NEVER, DeviceKind, architecture
 from autotune.measure import Timing
-from autotune.tuner import Bench
-from autotune_cli.machines import DeviceGroup, MeasuringDevice, cores_apart
+from autotune.tuner import Bench, DeviceGroup, MeasuringDevice, cores_apart
 
 GPU, CPU = DeviceKind("NVIDIA H200", 90, 132), DeviceKind("a CPU", None, 16)
 
