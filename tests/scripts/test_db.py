@@ -14,6 +14,7 @@ from signal import SIGINT, SIGTERM
 import optuna
 import pytest
 import torch
+import trial_database
 from databases import rows, told
 from processes import HANG, TUNED_BATCH, assert_error, script
 from repository import ROOT, SCRIPTS
@@ -21,6 +22,8 @@ from repository import ROOT, SCRIPTS
 from fused_resnet import FusedResNet
 from fused_resnet.networks import se_resnet9_fixup
 from tuning_db import DatabaseError, Store, signature
+
+DATABASES = ROOT / "docs" / "guide" / "databases.md"
 
 
 def test_info_tells_devices_and_counts(tuned_db):
@@ -132,6 +135,21 @@ def test_what_was_too_slow_for_all_samples_is_a_pruned_trial(tuned_db, tmp_path)
     studies = [optuna.load_study(study_name=name, storage=f"sqlite:///{path}") for name in names_of(path)]
     pruned = [trial for study in studies for trial in study.trials if trial.state == optuna.trial.TrialState.PRUNED]
     assert [trial.value for trial in pruned] == [times[1]]
+
+
+def test_the_guides_example_prints_each_study_that_has_a_best_trial(tmp_path, monkeypatch, capsys):
+    trial_database.make(tmp_path / "trials.db")
+    with closing(sqlite3.connect(tmp_path / "trials.db")) as connection:
+        pruned = "UPDATE measurement SET samples_us = '[9.0, 9.5]' WHERE kernel_id IN "
+        connection.execute(f"{pruned} (SELECT id FROM kernel WHERE family = 'cudnn')")
+        connection.commit()
+    assert script("db", "export", "--optuna", tmp_path / "trials.db", tmp_path / "studies.sqlite3").returncode == 0
+    [example] = re.findall(r"```python\n(import optuna\n.*?)```", DATABASES.read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(example, {})
+    families = [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert sorted(families) == ["aten", "tiled", "tiled"]
+    assert "cudnn" in [name.split(" | ")[0] for name in names_of(tmp_path / "studies.sqlite3")]
 
 
 def test_an_objective_that_was_not_measured_is_a_failed_trial_and_json_has_no_objectives(tuned_db, tmp_path):
