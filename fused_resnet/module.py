@@ -527,12 +527,11 @@ class FusedResNet(nn.Module):
         with self._database() as store, torch.inference_mode(False), torch.no_grad():
             # The plain network's tensors, because replicas of torch.nn.DataParallel have no named ones of their own.
             plan = NetworkPlan(network, state, store, device, self.graph, last, compiles, self._avoided)
-            database = store.name  # without the password of a server, or what is secret in a URL
-        is_compiled = any(bound.choice.candidate.compiled for bound in plan.bound)
-        self._num_compiled += is_compiled
-        limit = _MAX_COMPILED_PLANS if wanted and not is_compiled and not compiles else None
-        dtype = next((x for x in inputs if x.is_floating_point()), inputs[0]).dtype
-        warn_of_plan(plan, database, self._source.name, dtype, self._source.precision, limit)
+            is_compiled = any(bound.choice.candidate.compiled for bound in plan.bound)
+            self._num_compiled += is_compiled
+            limit = _MAX_COMPILED_PLANS if wanted and not is_compiled and not compiles else None
+            dtype = next((x for x in inputs if x.is_floating_point()), inputs[0]).dtype
+            warn_of_plan(plan, store, self._source.name, dtype, self._source.precision, limit)
         return plan
 
     def _before_binding(self, network: Network, device: torch.device) -> None:

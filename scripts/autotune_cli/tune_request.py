@@ -7,12 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.core import Architecture, ProblemError, UnknownNameError
-from autotune.ir import BYTE_FORMATS, all_forms, dtype_name, parse
+from autotune.ir import all_forms, dtype_name, parse
 from autotune.tuner import TuneRequest, step_request
 from autotune_cli import models
 from autotune_cli.problem_file import read_problems
 from fused_resnet.model_source import PRODUCTS, TF32
 from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS
+
+TENSORS = ("f16", "bf16", "f32")
+"""Dtypes that the tensors of a network can have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,16 +64,18 @@ def tune_requests(
         problems += read_problems(args.problems) if args.problems else []
         for problem in problems:
             if problem.dtype not in arch.dtypes:
-                raise UnknownNameError(f"'{problem}': {_no_dtype(arch, problem.dtype)}")
+                raise UnknownNameError(f"'{problem}': {_no_dtype(arch, problem.dtype, *arch.dtypes)}")
         unique = dict.fromkeys(form for problem in problems for form in all_forms(problem))
         named = [(str(number), problem) for number, problem in enumerate(unique, 1)]
         return [TuneRequest("problems", f"{len(named)} problem{'s' * (len(named) > 1)}", named)]
     dtype = dtype_name(args.dtype or ("f32" if args.precision == TF32 else arch.dtypes[0]))
-    if dtype in (*BYTE_FORMATS, TF32):
+    if dtype not in TENSORS:
         raise UnknownNameError(f"--dtype {args.dtype}: a network's tensors are f16, bf16 or f32; give --precision, too")
-    for needed in (dtype, *([PRODUCTS[args.precision]] if args.precision else [])):
-        if needed not in arch.dtypes:
-            raise UnknownNameError(_no_dtype(arch, needed))
+    if dtype not in arch.dtypes:
+        raise UnknownNameError(_no_dtype(arch, dtype, *(name for name in arch.dtypes if name in TENSORS)))
+    if args.precision and PRODUCTS[args.precision] not in arch.dtypes:
+        others = [name for name, products in PRODUCTS.items() if products in arch.dtypes]
+        raise UnknownNameError(_no_dtype(arch, PRODUCTS[args.precision], "no --precision", *others))
     model = models.load(args.model or next(iter(GRAPHS)), args.input, args.in_channels)
     before_capture()
     requests: list[TuneRequest] = []
@@ -97,5 +102,5 @@ def _batches(args: argparse.Namespace, default: int) -> list[int]:
     return list(dict.fromkeys(args.batch or [default]))
 
 
-def _no_dtype(arch: Architecture, dtype: str) -> str:
-    return f"{arch.name} has no kernels in {dtype}: choose {' or '.join(arch.dtypes)}"
+def _no_dtype(arch: Architecture, dtype: str, *others: str) -> str:
+    return f"{arch.name} has no kernels in {dtype}: choose {' or '.join(others)}"
