@@ -242,9 +242,12 @@ def input_size(text: str, model: nn.Module) -> tuple[int, ...]:
 def _torchvision(name: str) -> nn.Module:
     try:
         from torchvision import models  # type: ignore[import-not-found,unused-ignore]
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        raise AutotuneError(f"torchvision:{name} needs {error.name}: {_torchvision_command()}") from error
+    except Exception as error:  # a build for another torch fails in ways of its own
         raise AutotuneError(
-            f"torchvision:{name} needs torchvision: pip install torchvision, the build for this torch"
+            f"torchvision:{name}: the installed torchvision does not fit torch {torch.__version__} "
+            f"({one_line(error)}): {_torchvision_command()}"
         ) from error
     known = models.list_models()
     if name not in known:
@@ -257,6 +260,14 @@ def _torchvision(name: str) -> nn.Module:
         warnings.simplefilter("ignore")  # on the initialization of some models, whose weights are random here
         model: nn.Module = models.get_model(name, weights=None, **backbone)
     return model
+
+
+def _torchvision_command() -> str:
+    """Return the command that installs the torchvision for the installed torch, and leaves torch as it is."""
+    version, _, build = torch.__version__.partition("+")
+    minor = int(version.split(".")[1]) + 15  # torchvision 0.15 was made for torch 2.0, 0.16 for 2.1, and so on
+    index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
+    return f"pip install 'torchvision==0.{minor}.*'{index}"
 
 
 def _from_file(path: Path, function: str) -> nn.Module:

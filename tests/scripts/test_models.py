@@ -61,6 +61,24 @@ def test_what_is_no_model(name, shape, channels, said):
         models.load(name, shape, channels)
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("raise RuntimeError('operator torchvision::nms does not exist')", "does not fit torch .*nms does not exist"),
+        ("raise ImportError('undefined symbol')", "does not fit torch .*undefined symbol"),
+        ("import absent_part_of_torchvision", "needs absent_part_of_torchvision: "),
+    ],
+)
+def test_a_torchvision_that_cannot_be_imported(tmp_path, monkeypatch, line, said):
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text(f"{line}\n")
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    minor = int(torch.__version__.split(".")[1]) + 15
+    with pytest.raises(AutotuneError, match=f"^torchvision:resnet18.*{said}.*pip install 'torchvision==0.{minor}"):
+        models.load("torchvision:resnet18", None, None)
+
+
 def test_what_a_file_lacks(file):
     with pytest.raises(UnknownNameError, match="no function 'made'"):
         models.load(f"{file}:made", None, None)
