@@ -72,8 +72,10 @@ def public_keys(given: Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
         given: Keys as `public_key` takes them; without any, those of the environment variable TRUSTED.
 
     Raises:
-        DatabaseError: A key cannot be read.
+        DatabaseError: A key cannot be read, or no list of keys is given.
     """
+    if isinstance(given, str | os.PathLike) or not isinstance(given, Iterable):
+        raise DatabaseError(f"trusted_keys is {given!r}: give a list of keys, such as ['key.pub']")
     named = list(given) or [key for key in os.environ.get(TRUSTED, "").split(os.pathsep) if key.strip()]
     return tuple(map(public_key, named))
 
@@ -84,6 +86,8 @@ def public_key(given: str | os.PathLike[str]) -> str:
     Args:
         given: A PEM file, its text, or the base64 of the key.
     """
+    if not isinstance(given, str | os.PathLike):
+        raise DatabaseError(f"{given!r} is no public key: give a PEM file, its text, or the base64 of the key")
     text = os.fspath(given).strip()
     if not text.startswith("-----BEGIN"):
         if len(_decoded(text)) == _KEY_BYTES:

@@ -7,6 +7,7 @@ import sqlite3
 import stat
 import subprocess
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -17,7 +18,7 @@ from repository import ROOT
 
 from tuning_db import DatabaseError, Reader, Store, json_export, open_reader, shipped_databases, signature
 from tuning_db.merge import merge_into
-from tuning_db.signature import TRUSTED, generate, private_key, public_key
+from tuning_db.signature import TRUSTED, generate, private_key, public_key, public_keys
 from tuning_db.snapshot import read
 
 LAUNCHED = "SELECT id FROM measurement WHERE status = 'ok'"
@@ -90,6 +91,15 @@ def test_shipped_databases_that_no_trusted_key_signed_are_left_out(key, monkeypa
     assert shipped_databases()
     monkeypatch.setenv(TRUSTED, str(key.with_name("key.pem.pub")))
     assert not shipped_databases()
+
+
+@pytest.mark.parametrize("given", ["key.pub", Path("key.pub"), None, 3])
+def test_keys_are_given_as_a_list(given):
+    with pytest.raises(DatabaseError, match=r"^trusted_keys is .*: give a list of keys, such as \['key\.pub'\]$"):
+        public_keys(given)
+    if not isinstance(given, str | Path):
+        with pytest.raises(DatabaseError, match="is no public key: give a PEM file"):
+            public_keys([given])
 
 
 def test_a_new_key_is_private_and_replaces_nothing(key):
