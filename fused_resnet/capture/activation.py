@@ -88,10 +88,16 @@ def replace(model: nn.Module, replacements: Mapping[str, nn.Module]) -> None:
             module, with parameters of its own.
 
     Raises:
-        CaptureError: A pattern matches no submodule.
+        CaptureError: A pattern matches no submodule, or these are not modules by patterns.
     """
+    if not isinstance(replacements, Mapping):
+        raise CaptureError(f"replace is {replacements!r}: give a dictionary, such as {{'a.*.relu': torch.nn.SiLU()}}")
     first = next((tensor for tensor in model.parameters() if tensor.is_floating_point()), torch.empty(0))
     for pattern, module in replacements.items():
+        if not isinstance(pattern, str) or not isinstance(module, nn.Module):
+            raise CaptureError(
+                f"replace has {pattern!r}: {module!r}; give a path and a module, such as 'a.*.relu': torch.nn.SiLU()"
+            )
         places = [
             name for name, _ in model.named_modules(remove_duplicate=False) if name and fnmatchcase(name, pattern)
         ]

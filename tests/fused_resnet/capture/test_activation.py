@@ -119,6 +119,20 @@ def test_what_cannot_be_put_there(empty_db):
         Activation("no_such_step")
 
 
+@pytest.mark.parametrize(
+    ("replace", "said"),
+    [
+        ({"0": "silu"}, r"replace has '0': 'silu'; give a path and a module"),
+        ({"0": nn.SiLU}, r"replace has '0': <class .*SiLU'>; give a path and a module"),
+        ({0: nn.SiLU()}, r"replace has 0: SiLU\(\); give a path and a module"),
+        ([("0", nn.SiLU())], "replace is .*: give a dictionary"),
+    ],
+)
+def test_replacements_are_modules_by_paths(empty_db, replace, said):
+    with pytest.raises(CaptureError, match=said):
+        FusedResNet.from_model(nn.Sequential(nn.ReLU()).eval(), empty_db, replace=replace)
+
+
 def test_the_example_runs_as_it_stands_and_compiles_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("AUTOTUNE_INDUCTOR")  # a unit test must not start a compiler
