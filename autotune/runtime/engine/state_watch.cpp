@@ -7,6 +7,8 @@ namespace py = pybind11;
 namespace engine {
 namespace {
 
+constexpr size_t kAhead = 8;  // tensors between the one that is compared and the one whose words are loaded
+
 #if PY_VERSION_HEX >= 0x030C0000
 uint64_t reports = 1;  // counts the changes of all watched dictionaries
 
@@ -91,7 +93,7 @@ bool StateWatch::Read::same() const {
 }
 
 void StateWatch::watch_tensor(const py::handle& value) {
-  if (is_tensor(value.ptr())) tensors_.push_back({value.ptr(), tensor_state(value.ptr())});
+  if (is_tensor(value.ptr())) tensors_.push_back({value.ptr(), tensor_state(value.ptr()), tensor_words(value.ptr())});
 }
 
 void StateWatch::watch_values(const std::vector<Memory>& memory, int device) { values_.emplace(memory, device); }
@@ -144,8 +146,13 @@ bool StateWatch::unchanged() const {
   }
   for (const Read& one : variables_)
     if (!one.same()) return false;
-  for (const Tensor& one : tensors_)
-    if (!(tensor_state(one.object) == one.state)) return false;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (i + kAhead < tensors_.size()) {
+      __builtin_prefetch(tensors_[i + kAhead].object);
+      prefetch(tensors_[i + kAhead].words);
+    }
+    if (!(tensor_state(tensors_[i].object) == tensors_[i].state)) return false;
+  }
   return !values_ || values_->unchanged();  // last: a tensor that has changed may have no memory at its old address
 }
 

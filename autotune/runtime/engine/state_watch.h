@@ -49,6 +49,7 @@ class __attribute__((visibility("hidden"))) StateWatch {
   struct Tensor {  // kept by the entry or read that it is the value of
     PyObject* object;
     TensorState state;
+    TensorWords words;
   };
   struct Dictionary {
     pybind11::dict entries;

@@ -149,4 +149,13 @@ bool is_tensor(PyObject* object) {
 
 TensorState tensor_state(PyObject* tensor) { return layout().is_known() ? read(layout(), tensor) : ask_torch(tensor); }
 
+TensorWords tensor_words(PyObject* tensor) {
+  const Layout& at = layout();
+  if (!at.is_known()) return {};
+  const auto* impl = word<const char*>(tensor, at.impl);
+  const auto* storage = word<const char*>(impl, at.storage);
+  const auto* counter = word<const char*>(impl, at.counter);
+  return {impl + at.storage, impl + at.offset, storage + at.address, counter + at.version};
+}
+
 }  // namespace engine
