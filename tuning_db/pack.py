@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from tuning_db.blob import recompress
@@ -47,22 +48,34 @@ def pack(sources: Sequence[Location], target: Path) -> None:
 
 
 def _write_new(parts: Sequence[Snapshot], target: Path) -> Outcome:
-    """Write snapshots to a new file: in a folder beside `target`, then moved, so that no process reads a part."""
-    _require_absent(target)
+    """Write snapshots to a new file."""
     outcome = Outcome()
+    with new_database(target) as store:
+        for snapshot in parts:
+            one = merge_into(store, snapshot)
+            outcome.added += one.added
+            outcome.known += one.known
+            outcome.others += one.others
+    return outcome
+
+
+@contextmanager
+def new_database(target: Path) -> Iterator[Store]:
+    """Make a database that appears when it is complete: in a folder beside `target`, then moved. Its folder is made.
+
+    Raises:
+        DatabaseError: If `target` exists or cannot be written.
+    """
+    _require_absent(target)
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
             partial = Path(folder) / target.name
             with Store.create(partial) as store:
-                for snapshot in parts:
-                    one = merge_into(store, snapshot)
-                    outcome.added += one.added
-                    outcome.known += one.known
-                    outcome.others += one.others
+                yield store
             os.replace(partial, target)
     except OSError as error:
         raise DatabaseError(f"cannot write {target}: {error.strerror}") from error
-    return outcome
 
 
 def _require_absent(target: Path) -> None:

@@ -137,6 +137,24 @@ def test_what_was_too_slow_for_all_samples_is_a_pruned_trial(tuned_db, tmp_path)
     assert [trial.value for trial in pruned] == [times[1]]
 
 
+@pytest.mark.parametrize("text", ["not JSON", '{"format": "autotune tuning database", "schema": 4}'])
+def test_a_failed_import_leaves_no_database(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    assert_error(script("db", "import", tmp_path / "a.json", tmp_path / "a.db"), "a.json")
+    assert_error(script("db", "import", tmp_path / "absent.json", tmp_path / "a.db"), "absent.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_an_import_makes_a_database_or_adds_to_one(two, tmp_path):
+    for source in two:
+        assert script("db", "export", source, source.with_suffix(".json")).returncode == 0
+    for source in two:
+        done = script("db", "import", source.with_suffix(".json"), tmp_path / "both.db")
+        assert done.returncode == 0 and f"database {tmp_path / 'both.db'}" in done.stdout.replace("\n", "")
+    assert script("db", "merge", *two, "-o", tmp_path / "merged.db").returncode == 0
+    assert told(tmp_path / "both.db") == told(tmp_path / "merged.db")
+
+
 def test_the_guides_example_prints_each_study_that_has_a_best_trial(tmp_path, monkeypatch, capsys):
     trial_database.make(tmp_path / "trials.db")
     with closing(sqlite3.connect(tmp_path / "trials.db")) as connection:

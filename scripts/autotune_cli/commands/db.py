@@ -29,7 +29,7 @@ from autotune_cli.tables import winners
 from tuning_db import DatabaseError, Reader, Store, diff, json_export, remote, signature
 from tuning_db.location import SCHEMA_VERSION, Location, check, file_of, is_address, is_remote
 from tuning_db.merge import Outcome
-from tuning_db.pack import merge, pack
+from tuning_db.pack import merge, new_database, pack
 from tuning_db.schema import Measurement
 from tuning_db.signature import TRUSTED
 from tuning_db.snapshot import read
@@ -278,8 +278,9 @@ def main(args: argparse.Namespace) -> None:
     elif args.command == "verify":
         verify(args.db, args.key, console)
     elif args.command == "import":
-        with Store.create(args.db) as store:
-            show_outcome(json_export.import_(args.file, store), store.name, console)
+        is_new = isinstance(args.db, Path) and not args.db.exists()
+        with new_database(args.db) if is_new else Store.create(args.db) as store:
+            show_outcome(json_export.import_(args.file, store), args.db if is_new else store.name, console)
     else:
         show(args, console)
 
