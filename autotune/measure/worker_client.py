@@ -139,16 +139,15 @@ class Worker:
         """Process id; None while no process runs."""
         return self._process.pid
 
-    def beside(self, lane: timeline.Lane, compilers: int = 1) -> Worker:
-        """Return another measuring process of the same device, which works beside this one at a lower priority.
+    def beside(self, lane: timeline.Lane, compilers: int = 1, niceness: int = BACKGROUND_NICENESS) -> Worker:
+        """Return another measuring process of the same device, which works beside this one.
 
         Args:
             lane: Lane of its requests in the trace of a run.
             compilers: Processes in which Inductor compiles.
+            niceness: Its niceness above that of this process.
         """
-        return Worker(
-            self.device, self.deadline, self.timing, self.until, compilers, BACKGROUND_NICENESS, lane, self._child
-        )
+        return Worker(self.device, self.deadline, self.timing, self.until, compilers, niceness, lane, self._child)
 
     def start(self) -> None:
         """Start the process if none runs, or wait for a thread that starts it.

@@ -7,7 +7,7 @@ tuned.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
 from autotune.core import Deadline, timeline
@@ -24,6 +24,8 @@ from tuning_db.schema import Device, KernelRow
 
 MAX_COMPILERS = 4
 """Processes in which Inductor compiles a network."""
+MANY_CORES = 8
+"""Cores from which on Inductor has some for itself."""
 COMPILERS_SHARE = 0.5
 """Share of the cores that they may take in all networks together; compilers of kernels need cores at the same time."""
 
@@ -49,9 +51,30 @@ def is_tried_last(problem: Problem, row: KernelRow, networks: Iterable[Network],
     return not options.arch.is_cuda and row.family == inductor.FAMILY and is_whole(problem, networks)
 
 
-def inductor_compilers(jobs: int, num_networks: int) -> int:
-    """Return the number of processes in which Inductor compiles each network of a run, beside its own."""
-    return max(1, min(MAX_COMPILERS, int(COMPILERS_SHARE * jobs / max(1, num_networks))))
+def workers_beside(workers: Sequence[Worker], networks: Sequence[Network], options: TunerOptions) -> dict[str, Worker]:
+    """Return the processes of the trials beside the search by the keys of the networks; "" for single problems.
+
+    They have not started. On a machine with many cores they have cores of their own; see `num_cores`.
+    """
+    if not options.arch.is_cuda or not (networks or options.inductor):
+        return {}
+    share = int(COMPILERS_SHARE * options.jobs / max(1, len(networks)))
+    compilers = max(1, min(MAX_COMPILERS, share))
+    niceness = {"niceness": 0} if num_cores(networks, options) else {}
+    return {
+        key: workers[place % len(workers)].beside(timeline.Lane.INDUCTOR, compilers, **niceness)
+        for place, key in enumerate([network.key for network in networks] or [""])
+    }
+
+
+def num_cores(networks: Sequence[Network], options: TunerOptions) -> int:
+    """Return the cores that the compilers of kernels leave to Inductor until it is done; 0 on a machine with few.
+
+    Inductor is the slowest part of a short run: its code of a deep network takes about a minute.
+    """
+    if not options.inductor or options.jobs < MANY_CORES:
+        return 0
+    return min(int(COMPILERS_SHARE * options.jobs), (MAX_COMPILERS + 1) * max(1, len(networks)))
 
 
 class BackgroundPool:
@@ -61,8 +84,7 @@ class BackgroundPool:
         store: The database.
         device: The device of all trials.
         options: Limits and choices of the run.
-        workers: The measuring processes of the search; the trials of a network have the settings and the device of one
-            of them.
+        workers: The processes of the trials, as `workers_beside` returns them.
         progress: Receives the events of the trials.
         problems: The problems of the search.
         networks: The networks that they belong to; none for single problems.
@@ -73,7 +95,7 @@ class BackgroundPool:
         store: Store,
         device: Device,
         options: TunerOptions,
-        workers: Sequence[Worker],
+        workers: Mapping[str, Worker],
         progress: Progress,
         problems: Iterable[Problem],
         networks: Sequence[Network],
@@ -84,13 +106,17 @@ class BackgroundPool:
         self._trials: dict[str, BackgroundTrials] = {}
 
     def __enter__(self) -> BackgroundPool:
-        for place, network in enumerate(self._networks):
-            own = {layer.problem for layer in network.all_layers}
-            worker = self._workers[place % len(self._workers)]
-            self._start(worker, network.key, [problem for problem in self._problems if problem in own])
-        if not self._networks:
-            self._start(self._workers[0], "", self._problems)
+        for worker in self._workers.values():
+            self._processes.callback(worker.stop)
+        own = {network.key: {layer.problem for layer in network.all_layers} for network in self._networks}
+        for key, worker in self._workers.items():
+            self._start(worker, key, [problem for problem in self._problems if problem in own.get(key, [problem])])
         return self
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether all trials have ended."""
+        return all(trials.is_done for trials in self._trials.values())
 
     def __exit__(self, *_: object) -> None:
         self._processes.close()
@@ -115,8 +141,6 @@ class BackgroundPool:
 
     def _start(self, worker: Worker, key: str, problems: Iterable[Problem]) -> None:
         options, version, networks = self._options, self._device.details["torch"], self._networks
-        if not (networks or options.inductor):
-            return
         work = [
             WantedTrial(problem, row, again=is_whole(problem, networks))
             for problem in sorted(problems, key=lambda problem: not is_whole(problem, networks))
@@ -127,7 +151,6 @@ class BackgroundPool:
             return
         for wanted in work:
             self._store.put_problem(str(wanted.problem))
-        process = worker.beside(timeline.Lane.INDUCTOR, inductor_compilers(options.jobs, len(networks)))
         self._trials[key] = self._processes.enter_context(
-            BackgroundTrials(self._store, self._device, process, work, self._progress)
+            BackgroundTrials(self._store, self._device, worker, work, self._progress)
         )

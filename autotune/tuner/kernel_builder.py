@@ -40,6 +40,7 @@ class KernelBuilder:
         copied: Number of kernels that this run copied from other databases.
         compiled: Number of kernels that this run compiled.
         compile_seconds: Core-seconds that their translation units took.
+        reserved: Cores that are left to others.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class KernelBuilder:
         self.copied = 0
         self.compiled, self.compile_seconds = 0, 0.0
         self.skipped: dict[Kernel, str] = {}
+        self.reserved = 0
         self._queue = BuildQueue(jobs, start_batch)
         self._building: set[Kernel] = set()
         self._ready: list[Kernel] = []
@@ -81,8 +83,8 @@ class KernelBuilder:
                 self.rows[kernel] = row
 
     def idle_cores(self) -> int:
-        """Return the number of cores that have nothing to compile."""
-        return self._queue.idle_jobs
+        """Return the number of cores that have nothing to compile, without those that are reserved."""
+        return max(0, self._queue.idle_jobs - self.reserved)
 
     def build(self, kernels: Sequence[Kernel], search_seconds: float = 0.0) -> None:
         """Start to build kernels; those that exist are ready at once.

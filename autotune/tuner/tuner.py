@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
@@ -25,7 +25,14 @@ from autotune.ir import Network, Problem
 from autotune.libraries import aten, cudnn
 from autotune.measure import Worker
 from autotune.search import Schedule, Space, is_large
-from autotune.tuner.background_pool import BackgroundPool, is_tried_beside, is_tried_last, is_whole
+from autotune.tuner.background_pool import (
+    BackgroundPool,
+    is_tried_beside,
+    is_tried_last,
+    is_whole,
+    num_cores,
+    workers_beside,
+)
 from autotune.tuner.copied_plans import CopiedPlan, copy_plan
 from autotune.tuner.device_queues import DeviceQueues
 from autotune.tuner.finals import Finals
@@ -40,7 +47,7 @@ from autotune.tuner.phases import FINALS, SEARCH, SETTLING, Phases
 from autotune.tuner.progress import Progress
 from autotune.tuner.settling import Settling
 from autotune.tuner.study_manager import StudyManager
-from autotune.tuner.threads import facts_in_background, in_thread
+from autotune.tuner.threads import facts_in_background, in_thread, start_in_background
 from autotune.tuner.time_breakdown import TimeBreakdown
 from autotune.tuner.trial_queue import WantedTrial, record_unfinished
 from tuning_db import Store
@@ -181,6 +188,9 @@ class Tuner:
         in the background. So do the trials of what Inductor compiles, on a GPU; their process outlasts the search.
         """
         self.phases.begin(SEARCH)
+        besides = workers_beside(self.workers, self.networks, self.options)
+        processes.enter_context(start_in_background(list(besides.values())))
+        self.builder.reserved = num_cores(self.networks, self.options) if besides else 0
         with (
             facts_in_background(self.workers) as facts,
             self.builder,
@@ -189,7 +199,7 @@ class Tuner:
             self._load_database()
             with in_thread(partial(self.study_manager.enumerate, self.phases.current)) as enumerated:
                 self._start_devices(facts)
-                self._start_background_trials(processes)
+                self._start_background_trials(processes, besides)
                 self._copy_plans()
                 self.progress.stage("timing PyTorch's operators")
                 self._time_operators(self._operators_first(), self.phases.current.share(OPERATORS_SHARE))
@@ -312,11 +322,11 @@ class Tuner:
         device, _ = self._started()
         return operator_rows(self.store, problem, self.options.target, device.details["torch"], self.options.inductor)
 
-    def _start_background_trials(self, processes: ExitStack) -> None:
-        """Start the trials beside the search."""
+    def _start_background_trials(self, processes: ExitStack, besides: Mapping[str, Worker]) -> None:
+        """Start the trials beside the search, in processes that may still be starting."""
         device, _ = self._started()
         problems = self.weights.sorted()
-        pool = BackgroundPool(self.store, device, self.options, self.workers, self.progress, problems, self.networks)
+        pool = BackgroundPool(self.store, device, self.options, besides, self.progress, problems, self.networks)
         self._beside = processes.enter_context(pool)
 
     def _time_finalists(self) -> None:
@@ -410,6 +420,7 @@ class Tuner:
         """Return kernels that became ready. Try some of cuDNN's plans, and all that there is time for while waiting."""
         if self._beside:
             self._beside.advance()
+            self.builder.reserved = 0 if self._beside.is_done else self.builder.reserved
         self._kernel_trials.try_other_launches(OTHER_LAUNCHES_BATCH)
         self._collect_library_plans()
         self._try_library_plans(PLAN_BATCH)

@@ -9,7 +9,7 @@ from processes import HANG
 from autotune.core import Deadline, architecture
 from autotune.measure import Worker
 from autotune.tuner import Progress, TunerOptions
-from autotune.tuner.background_pool import BackgroundPool, is_whole
+from autotune.tuner.background_pool import BackgroundPool, is_whole, num_cores, workers_beside
 from fused_resnet.capture import capture
 from tuning_db import Store
 
@@ -28,7 +28,8 @@ def test_the_trials_of_all_networks_run_at_the_same_time(tmp_path, cpu_target):
             (layer,) = network.whole.layers
             return [row.status for row in store.measurements(device, str(layer.problem))]
 
-        with BackgroundPool(store, device, options, [Worker("cpu")], Progress(), problems, networks) as pool:
+        besides = workers_beside([Worker("cpu")], networks, options)
+        with BackgroundPool(store, device, options, besides, Progress(), problems, networks) as pool:
             first, second = map(pool.trials, networks)
             assert first is not second and pool.trials(networks[0]) is first
             until = Deadline.after(HANG)
@@ -46,3 +47,14 @@ def test_the_whole_network_is_tried_beside_a_search():
     assert is_whole(network.whole.layers[0].problem, [network])
     assert not any(is_whole(layer.problem, [network]) for layer in network.layers)
     assert not is_whole(network.whole.layers[0].problem, [])
+
+
+def test_inductor_has_cores_of_its_own_where_there_are_many(cpu_target):
+    network = capture(torch.nn.Conv2d(3, 8, 3).eval(), (1, 3, 6, 6), "f32")
+    sm90, cpu = architecture("sm90"), architecture("cpu")
+    compiling = {"inductor": ("default",)}
+    cores = [num_cores([network], TunerOptions(sm90, "sm_90", 1, jobs, **compiling)) for jobs in (2, 7, 8, 16, 64)]
+    assert cores == [0, 0, 4, 5, 5]
+    assert num_cores([network] * 3, TunerOptions(sm90, "sm_90", 1, 16, **compiling)) == 8
+    assert num_cores([network], TunerOptions(sm90, "sm_90", 1, 16)) == 0
+    assert workers_beside([Worker("cpu")], [network], TunerOptions(cpu, cpu_target, 1, 16, **compiling)) == {}
