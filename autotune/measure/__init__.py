@@ -2,7 +2,7 @@
 
 from autotune.measure.candidate_bench import SLOW_FACTOR, CandidateBench, DeviceLostError, is_pruned
 from autotune.measure.cold_cache import RotatingBuffers, copies_of, flush
-from autotune.measure.interleaving import interleave, shuffled_rounds
+from autotune.measure.interleaving import THROTTLED, interleave, shuffled_rounds
 from autotune.measure.network_bench import LayerAssignment
 from autotune.measure.nvml import Monitor
 from autotune.measure.process import ChildProcess, Ended, accept
@@ -28,6 +28,7 @@ from autotune.measure.worker_client import Child, StartChild, Worker
 __all__ = [
     "BUFFERS",
     "SLOW_FACTOR",
+    "THROTTLED",
     "TIMERS",
     "TRIAL_STEPS",
     "Call",

@@ -22,7 +22,7 @@ from autotune.libraries import inductor
 from autotune.measure import byte_tolerance
 from autotune.measure.cold_cache import RotatingBuffers, copies_of, flush
 from autotune.measure.device_turn import gpu_serial, turn
-from autotune.measure.interleaving import Rounds, interleave
+from autotune.measure.interleaving import interleave, throttling
 from autotune.measure.nvml import Monitor
 from autotune.measure.nvtx import nvtx_range
 from autotune.measure.resources import energy_uj, host_us, memory_bytes, workspace_bytes
@@ -102,7 +102,7 @@ class CandidateBench(Workload):
     def bytes(self) -> int:
         """Memory of the tensors, of their copies and of the reference."""
         kept = [self.tensors, self.expected, *self._copies]
-        return sum(tensor.nbytes for tensors in kept for tensor in tensors.values())
+        return sum(tensor.nbytes for tensors in kept for tensor in tensors.values()) + self.special.bytes
 
     def bind(self, candidate: Candidate, tensors: Mapping[str, torch.Tensor] | None = None) -> BoundStep:
         """Bind a candidate to this bench's tensors, or to a copy of them; raises RefusedError and EngineError."""
@@ -181,6 +181,8 @@ class CandidateBench(Workload):
         if changed and step.kernel:
             status, fault = changed
             return Result(status, fault, error), outputs
+        if fault := self.special_fault(step):
+            return Result("wrong", fault, error), outputs
         tolerance = (
             TOLERANCE[accuracy] * math.sqrt(self.problem.roundings)
             if accuracy in TOLERANCE
@@ -212,8 +214,9 @@ class CandidateBench(Workload):
             DeviceLostError: If the implementation has ruined the device's context.
         """
         try:
-            error, fault = self.verify((bind_verified or bind_timed)())
-            if fault:
+            verified = (bind_verified or bind_timed)()
+            error, fault = self.verify(verified)
+            if fault := fault or self.special_fault(verified):
                 return Result("wrong", fault, error)
             step = bind_timed()
             first = self._first_launches(step)
@@ -246,11 +249,12 @@ class CandidateBench(Workload):
         with turn(self.device):
             warm_up(lambda: math.fsum(sample() for sample in samplers), _WARM_UP_SECONDS, 10 * _WARM_UP_SECONDS)
             before = self._monitor.state()
+            self._monitor.begin()
             taken = interleave(samplers, rounds, self._monitor.slowed)
         state = {"rounds": rounds, "before": before, "after": self._monitor.state()}
         self.out_of_bounds_write()  # notes corrupted inputs, so that no later candidate is blamed for them
         return [
-            timed(samples, self._how() | state | _throttling(taken, i) | self._resources(steps[i], samplers[i]))
+            timed(samples, self._how() | state | throttling(taken, i) | self._resources(steps[i], samplers[i]))
             for i, samples in enumerate(taken.samples)
         ]
 
@@ -260,7 +264,9 @@ class CandidateBench(Workload):
         sample = self._sampler(candidate, step, slow_us, max(slow_us, _SLOW_LAUNCH_US) if one_launch else math.inf)
         empty = memory_bytes(self.device)
         rounds = SLOW_SAMPLES if sample.warm_us > slow_us else SAMPLES
-        taken = interleave([sample], rounds, self._monitor.slowed)
+        # On a CPU the compilers of this run may work beside a trial; finals are timed when they have ended.
+        slowed = self._monitor.slowed if self.device.type == "cuda" else lambda: None
+        taken = interleave([sample], rounds, slowed)
         state = self._monitor.state()
         if memory_bytes(self.device) - empty > LEAK_BYTES and (grown := self._leaked(sample)):
             launches = rounds * sample.launches
@@ -269,7 +275,7 @@ class CandidateBench(Workload):
         description = step.kernel.describe() if step.kernel else library
         details = {"kernel": description, **self._how()}
         details |= {"state": state} if state else {}
-        details |= _throttling(taken, 0) | self._resources(step, sample)
+        details |= throttling(taken, 0) | self._resources(step, sample)
         if self.device.type == "cuda" and rounds == SAMPLES:
             details["host_us"] = round(self._host_us(step, sample.warm_us), 3)
         return timed(taken.samples[0], details, error)
@@ -356,14 +362,6 @@ class CandidateBench(Workload):
                     step.run(stream)
 
         return host_us(launch, launches, self.device)
-
-
-def _throttling(rounds: Rounds, index: int) -> dict[str, Any]:
-    """Return the details of rounds in which the device was slowed down; empty if there were none."""
-    details: dict[str, Any] = {"throttled": rounds.throttled} if rounds.throttled else {}
-    if any(rounds.repeated):
-        details["repeated_us"] = [round(sample, 4) for sample in rounds.repeated[index]]
-    return details
 
 
 def _accuracy(problem: Problem, candidate: Candidate) -> str:

@@ -6,12 +6,15 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 _PAUSE_SECONDS = 0.1
-"""Pause after a round in which the GPU was slowed down, so that it cools."""
+"""Pause after a round in which the device was slowed down, so that a GPU cools."""
 _REPEATS = 5
-"""Most rounds that are repeated because the GPU was slowed down."""
+"""Most rounds that are repeated because the device was slowed down."""
+
+THROTTLED = "throttled"
+"""Detail of a measurement: the number of its rounds in which the device was slowed down."""
 
 Sample = TypeVar("Sample")
 
@@ -69,6 +72,14 @@ def interleave(
     missing = rounds - len(clean)
     kept, repeated = clean + slow[len(slow) - missing :], slow[: len(slow) - missing]
     return Rounds(_by_sampler(kept, len(samplers)), missing, _by_sampler(repeated, len(samplers)))
+
+
+def throttling(rounds: Rounds, index: int) -> dict[str, Any]:
+    """Return the details of rounds in which the device was slowed down; empty if there were none."""
+    details: dict[str, Any] = {THROTTLED: rounds.throttled} if rounds.throttled else {}
+    if any(rounds.repeated):
+        details["repeated_us"] = [round(sample, 4) for sample in rounds.repeated[index]]
+    return details
 
 
 def _by_sampler(rounds: list[list[float]], count: int) -> list[list[float]]:

@@ -19,7 +19,7 @@ import torch
 from autotune.core import LayerError
 from autotune.ir import TENSOR_DTYPES, ConstantSource, Network, Problem
 from autotune.measure.device_turn import turn
-from autotune.measure.interleaving import interleave
+from autotune.measure.interleaving import interleave, throttling
 from autotune.measure.nvml import Monitor
 from autotune.measure.result import Result, timed
 from autotune.measure.timers import replay_sampler, stream_of
@@ -106,8 +106,9 @@ class NetworkBench:
         replays = [self._replay(layers) for layers in bound]
         with turn(self.device):
             samplers = [replay_sampler(replay, self.device) for replay in replays]
+            self._monitor.begin()
             taken = interleave(samplers, rounds, self._monitor.slowed)
-        results = [timed(samples) for samples in taken.samples]
+        results = [timed(samples, throttling(taken, i)) for i, samples in enumerate(taken.samples)]
         best = min(range(len(plans)), key=lambda i: results[i].median_us or math.inf)
         if not self._is_right(bound[best], replays[best]):
             results[best] = Result("wrong", "the kernels compute another result together than one after the other")

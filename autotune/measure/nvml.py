@@ -1,10 +1,16 @@
-"""NVML's view of a GPU while it is measured: clocks, temperature, power, energy, and reasons for slower clocks."""
+"""What slows a device down while it is measured.
+
+For a GPU that is NVML's view: clocks, temperature, power, energy, and reasons for slower clocks. For a CPU it is the
+load of other processes.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+
+from autotune.measure.cpu_load import CpuLoad
 
 REASONS = {
     0x1: "idle",
@@ -28,7 +34,7 @@ power that the GPU may take, the clock that remains is the one at which the kern
 
 
 class Monitor:
-    """One GPU as NVML sees it. For a CPU, and where NVML does not answer, all values are unknown.
+    """One GPU as NVML sees it. For a CPU, and where NVML does not answer, all values but `slowed` are unknown.
 
     Args:
         device: The device as torch names it.
@@ -37,6 +43,7 @@ class Monitor:
     def __init__(self, device: torch.device) -> None:
         self._handle: Any = None
         self._error: str | None = None
+        self._load = CpuLoad() if device.type == "cpu" else None
         if device.type != "cuda":
             return
         import pynvml
@@ -64,8 +71,15 @@ class Monitor:
         }
         return {name: self._query(query) for name, query in queries.items()}
 
+    def begin(self) -> None:
+        """Let the load of a CPU count from now on."""
+        if self._load:
+            self._load.begin()
+
     def slowed(self) -> list[str]:
-        """Return the names of the SLOWDOWNS that are active now."""
+        """Return what slows the device down: the SLOWDOWNS that are active now, or the load of the CPU by others."""
+        if self._load:
+            return self._load.slowed()
         import pynvml
 
         return reason_names((self._query(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0) & SLOWDOWNS)

@@ -13,7 +13,7 @@ from typing import Any
 from autotune.core import Deadline, timeline
 from autotune.ir import Problem
 from autotune.libraries import aten
-from autotune.measure import Result, Worker
+from autotune.measure import THROTTLED, Result, Worker
 from autotune.runtime import Candidate, candidate, shortlist
 from autotune.tuner.device_queues import DeviceQueues
 from autotune.tuner.progress import Progress
@@ -68,6 +68,7 @@ class Finals:
         self._limits = limits
         self._store, self._device, self._queues = store, device, queues
         self._breakdown, self._progress = breakdown, progress
+        self._was_slow = False
         self._seconds = 0.0  # the longest time of a candidate so far
 
     def run(self, problems: Sequence[Problem], until: Deadline) -> None:
@@ -93,7 +94,7 @@ class Finals:
         best_operator = [row for row in ranked if row.kernel.family == aten.FAMILY][:1]
         finalists = shortlist(ranked, FINALISTS, FINALIST_PLANS)
         finalists += [row for row in best_operator if row not in finalists]
-        alike = [row for row in timed if row.final and _limits(row) == self._limits]
+        alike = [row for row in timed if row.final and _limits(row) == self._limits and not row.details.get(THROTTLED)]
         finals = {(row.kernel_id, launch_text(row.launch)) for row in alike}
         return [] if all((row.kernel_id, launch_text(row.launch)) in finals for row in finalists) else finalists
 
@@ -142,6 +143,12 @@ class Finals:
         spent, timed = time.monotonic() - final.started, round(time.time(), 3)
         self._breakdown.add({"time": spent})
         self._seconds = max(self._seconds, spent / len(final.rows))
+        if any(result.details.get(THROTTLED) for result in results) and not self._was_slow:
+            self._was_slow = True
+            self._progress.note(
+                "the device was slowed down while finalists were timed, by other processes or by heat: these times are "
+                "too long, and a later run takes them again"
+            )
         for row, tried, result in zip(final.rows, final.candidates, results, strict=True):
             if result.status == "ok":
                 limited = replace(result, details={**result.details, **self._limits, FINALS_OF: timed})

@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.core import timeline
 from autotune.ir import Network, NetworkKey
-from autotune.measure import LayerAssignment, Result
+from autotune.measure import THROTTLED, LayerAssignment, Result
 from autotune.runtime import activation_places
 from autotune.tuner.plan_candidates import Known, KnownCandidate
 from autotune.tuner.plan_moves import PlanState
@@ -75,6 +75,7 @@ class PlanRecorder:
                 "alternatives": [alternative.name for alternative in plan.alternatives],
                 "torch_us": self.torch_us,
                 "memory": self._memory(plan),
+                **{name: value for name, value in result.details.items() if name == THROTTLED},
             },
         )
 

@@ -11,6 +11,7 @@ from autotune.core import Architecture, pareto_front
 from autotune.families import AnyFamily, families, serving
 from autotune.ir import Epilogue, Problem, TorchCall, limit_us
 from autotune.libraries import aten, cudnn, inductor
+from autotune.measure import THROTTLED
 from autotune.tuner.finals import FINALS_OF
 from autotune.tuner.objectives import objective_values
 from tuning_db import Store
@@ -71,6 +72,8 @@ def outcome_text(plan: PlanRow) -> str:
     others = [f"{us / plan.median_us:.2f}x faster than {name} ({us:.1f} us)" for name, us in fastest.items()]
     if not any(map(inductor.compiles, plan.details.get("torch_us", {}))):
         others.append("not compared with torch.compile")
+    if plan.details.get(THROTTLED):
+        others.append("while other processes or heat slowed the device down: tune again")
     return ", ".join([f"{plan.median_us:.1f} us", *others])
 
 

@@ -16,7 +16,7 @@ from autotune.core import Architecture, DeviceKind, LibraryError, architecture, 
 from autotune.families import serving
 from autotune.ir import Conv2dGradientSums, Conv2dStatistics, Network, Problem
 from autotune.libraries import inductor
-from autotune.measure import BUFFERS, TIMERS, Timing
+from autotune.measure import BUFFERS, THROTTLED, TIMERS, Timing
 from autotune.tuner.finals import ONLY, TRIALS
 from autotune.tuner.trial_queue import RUN_SECONDS
 from tuning_db import DatabaseError, Store
@@ -178,8 +178,8 @@ def missing(store: Store, bench: Bench, network: Network, searched: Searched) ->
     """Return the layers of a network that a database lacks for a device; None if it lacks neither layers nor plan.
 
     A layer is tuned once its finalists were timed, which is the end of a run: the layers of an interrupted run are
-    missing. Layers of alternatives that no family serves are not. The network as a whole, on torch's operators, is
-    missing until the plan was compared with it.
+    missing. So are those that were timed while the device was slowed down. Layers of alternatives that no family serves
+    are not. The network as a whole, on torch's operators, is missing until the plan was compared with it.
     """
     assert bench.name
     row = store.device(bench.name)
@@ -206,7 +206,8 @@ def missing_problems(
 
 def _is_tuned(store: Store, device: Device, problem: Problem, searched: Searched) -> bool:
     measured = store.measurements(device, str(problem), "ok")
-    return any(one.final and searched.is_covered_by(one.details) for one in measured)
+    finals = [one for one in measured if one.final and not one.details.get(THROTTLED)]
+    return any(searched.is_covered_by(one.details) for one in finals)
 
 
 def _is_compared(store: Store, device: Device, network: Network, searched: Searched) -> bool:
@@ -215,8 +216,10 @@ def _is_compared(store: Store, device: Device, network: Network, searched: Searc
     It cannot if Inductor has failed, or did not end within a budget that was no shorter.
     """
     plan = store.plan(device, network.key)
-    if plan is None or network.whole is None or not searched.compiles:
-        return plan is not None
+    if plan is None or plan.details.get(THROTTLED):
+        return False
+    if network.whole is None or not searched.compiles:
+        return True
     if any(map(inductor.compiles, plan.details.get("torch_us", {}))):
         return True
     tried = store.measurements(device, str(network.whole.layers[0].problem))

@@ -1,0 +1,63 @@
+"""Whether other processes use the CPU: this one does not count."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from autotune.measure import cpu_load
+from autotune.measure.cpu_load import CpuLoad
+
+
+def stat(tmp_path, monkeypatch):
+    """Return a function that writes what Linux tells: busy and idle ticks of a hundredth of a second, on two cores."""
+    path = tmp_path / "stat"
+    monkeypatch.setattr(cpu_load, "_STAT", path)
+
+    def write(user, nice, system, idle, steal):
+        path.write_text(f"cpu  {user} {nice} {system} {idle} 0 0 0 {steal} 0 0\ncpu0 0\ncpu1 0\nintr 5\n")
+
+    return write
+
+
+@pytest.mark.parametrize(("ticks", "is_slow"), [(0, False), (1, False), (20, True)])
+@pytest.mark.parametrize("column", ["user", "nice", "system", "steal"])
+def test_the_busy_time_of_others_counts(tmp_path, monkeypatch, column, ticks, is_slow):
+    write = stat(tmp_path, monkeypatch)
+    now = {"user": 500, "nice": 10, "system": 100, "idle": 9000, "steal": 3}
+    write(**now)
+    load = CpuLoad()
+    time.sleep(0.05)
+    write(**now | {column: now[column] + ticks, "idle": 9010})
+    assert bool(load.slowed()) == is_slow
+
+
+def test_the_time_of_this_process_does_not_count(tmp_path, monkeypatch):
+    write = stat(tmp_path, monkeypatch)
+    write(0, 0, 0, 0, 0)
+    load, began = CpuLoad(), time.process_time()
+    until = time.monotonic() + 0.1
+    while time.monotonic() < until:
+        pass
+    write(round((time.process_time() - began) * 100), 0, 0, 0, 0)
+    assert load.slowed() == []
+
+
+def test_where_linux_does_not_tell_nothing_is_slow(tmp_path, monkeypatch):
+    monkeypatch.setattr(cpu_load, "_STAT", tmp_path / "missing")
+    load = CpuLoad()
+    time.sleep(0.05)
+    assert load.slowed() == []
+
+
+@pytest.mark.process
+def test_a_process_that_works_is_noticed():
+    load = CpuLoad()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            time.sleep(1.0)
+            said = load.slowed()
+        finally:
+            busy.kill()
+    assert said and said[0].startswith("other processes use")
