@@ -3,6 +3,7 @@
 import copy
 import gc
 import threading
+import time
 
 import pytest
 import torch
@@ -38,6 +39,13 @@ def alike(y, expected):
     """Nearer than another's memory would come. Not the same bits: for layers on its own operators torch chooses among
     cuDNN's algorithms in each thread anew."""
     return relative_error(y, expected) < LIMIT
+
+
+@torch.no_grad()
+def of_its_weights(net, x):
+    """What the plain network computes in float32 with the weights that a module has now."""
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        return copy.deepcopy(net._plain).float().eval()(x.float())
 
 
 # -- streams and threads -------------------------------------------------------------------
@@ -126,6 +134,43 @@ def test_two_networks_side_by_side(gpu_db):
     ys = [(one(x), other(x)) for _ in range(10)]
     assert all(torch.equal(a, ys[0][0]) and torch.equal(b, ys[0][1]) for a, b in ys)
     assert relative_error(ys[0][0], ys[0][1]) > 0.01
+
+
+def test_a_write_that_torch_does_not_count_is_seen_after_a_moment(gpu_db):
+    net, x = fused(gpu_db), images(BATCH)
+    before = net(x).clone()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.data.mul_(0.5)
+    with pytest.warns(UserWarning, match="a write that torch does not count"):
+        until = time.monotonic() + 5.0
+        while torch.equal(y := net(x), before) and time.monotonic() < until:
+            time.sleep(0.002)
+    assert alike(y, of_its_weights(net, x))
+
+
+@pytest.mark.parametrize("change", ["fused optimizer", "other memory"])
+def test_changes_that_torch_tells_of_are_seen_at_once(gpu_db, change):
+    net, x = fused(gpu_db), images(BATCH)
+    net(x)
+    if change == "fused optimizer":
+        for parameter in net.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        torch.optim.SGD(net.parameters(), lr=1e-3, fused=True).step()
+    else:
+        for parameter in net.parameters():
+            parameter.data = parameter.data * 0.5
+    assert alike(net(x), of_its_weights(net, x))
+
+
+def test_samples_of_weights_are_compared_beside_a_capture(gpu_db):
+    net, x = fused(gpu_db), images(BATCH)
+    expected, graph = net(x).clone(), torch.cuda.CUDAGraph()
+    time.sleep(0.01)  # so that the next call compares them
+    with torch.cuda.graph(graph):
+        y = net(x)
+    graph.replay()
+    assert alike(y, expected)
 
 
 @torch.no_grad()
