@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 from autotune.core import CaptureError, of_capability, require_one_of
-from autotune.ir import BYTE_FORMATS, BYTE_PRECISIONS, E4M3, S8, TENSOR_DTYPES, CallerTensor, Network, dtype_name
+from autotune.ir import BYTE_FORMATS, BYTE_PRECISIONS, TENSOR_DTYPES, CallerTensor, Network, dtype_name
 from autotune.runtime.engine import StateWatch
 from fused_resnet.arguments import ONE_TENSOR, Signature, check_arguments
 from fused_resnet.guards import Guards, guards
 from fused_resnet.networks import se_resnet9_fixup, se_resnet9_fixup_layers
+from fused_resnet.precisions import PRECISIONS, TF32
 from fused_resnet.quantization import CalibratedScales
 from fused_resnet.result import Result, joint
 from fused_resnet.torch_op import InputError
@@ -26,16 +27,11 @@ from fused_resnet.torch_op import InputError
 if TYPE_CHECKING:
     from fused_resnet.capture import CapturedModule
 
+__all__ = ["PRECISIONS", "PRODUCTS", "Captured", "ModelSource", "Named", "check_precision"]
+
 KEPT_CAPTURES = 3
 """Number of captures that are kept for values that may change back, besides the one in use."""
 
-TF32, INT8, FP8 = "tf32", S8.precision, E4M3.precision
-PRECISIONS = {
-    TF32: "products of float32 are rounded to TF32",
-    INT8: "layers that gain by it run in signed bytes",
-    FP8: "layers that gain by it run in 8-bit floating point, e4m3",
-}
-"""Precisions besides that of the module's dtype, and what they mean."""
 PRODUCTS = {TF32: TF32, **{name: form.dtype for name, form in BYTE_PRECISIONS.items()}}
 """Precision -> the dtype of its products."""
 CALIBRATED = " or ".join(f"precision='{name}'" for name in BYTE_PRECISIONS)

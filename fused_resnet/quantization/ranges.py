@@ -11,10 +11,11 @@ from collections.abc import Callable
 import torch
 
 from autotune.ir import ByteFormat
+from fused_resnet.precisions import DEFAULT_METHOD, METHODS, PERCENTILE
+
+__all__ = ["DEFAULT_METHOD", "METHODS", "MagnitudeHistogram", "range_of"]
 
 BINS = 2048
-PERCENTILE = 99.99
-"""Percentage of the magnitudes that the range of the method "percentile" covers."""
 _CANDIDATES = 128
 """Ranges that the method "mse" compares: from 1/_CANDIDATES of the largest magnitude up to it, in equal steps."""
 
@@ -75,15 +76,13 @@ def _least_square_error(histogram: MagnitudeHistogram, form: ByteFormat) -> floa
     return float(ranges[int((histogram.counts * errors.square()).sum(1).argmin())])
 
 
-METHODS: dict[str, tuple[str, Callable[[MagnitudeHistogram, ByteFormat], float]]] = {
-    "max": ("the largest magnitude", _largest),
-    "percentile": (f"the magnitude that {PERCENTILE} % of the values do not exceed", _percentile),
-    "mse": ("the range with the least mean square error", _least_square_error),
+_FUNCTIONS: dict[str, Callable[[MagnitudeHistogram, ByteFormat], float]] = {
+    "max": _largest,
+    "percentile": _percentile,
+    "mse": _least_square_error,
 }
-"""Name of a calibration method -> what the range of an activation is, and the function that finds it."""
-DEFAULT_METHOD = "max"
 
 
 def range_of(histogram: MagnitudeHistogram, method: str, form: ByteFormat) -> float:
     """Return the range in a format by one of METHODS; 0 if all values are 0."""
-    return METHODS[method][1](histogram, form) if histogram.largest else 0.0
+    return _FUNCTIONS[method](histogram, form) if histogram.largest else 0.0

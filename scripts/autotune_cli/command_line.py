@@ -1,4 +1,7 @@
-"""Options that several subcommands share, and the types of their values."""
+"""Options that several subcommands share, and the types of their values.
+
+What imports torch, which takes seconds, is imported where it is needed: --help answers at once.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,18 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+from fused_resnet.precisions import PRECISIONS
 
-from autotune.core import AutotuneError, seconds_of
+if TYPE_CHECKING:
+    import torch
 
 Group = argparse._ActionsContainer
 """A parser or one of its groups."""
 
 MODEL = "se_resnet9_fixup, unet, torchvision:NAME, FILE.onnx, or FILE.py:FUNCTION, which returns an nn.Module"
+PRECISION = "; ".join(f"{name}: {meaning}" for name, meaning in PRECISIONS.items()) + " (docs/guide/precision.md)"
 
 # -- shared options ----------------------------------------------------------------------------------------------------
 
@@ -49,6 +55,16 @@ def add_device(group: Group) -> None:
     )
 
 
+def add_dtype(group: Group) -> None:
+    """Add --dtype, the dtype of a network's tensors; `models.default_dtype` returns its default."""
+    group.add_argument("--dtype", choices=["f16", "bf16", "f32"], help="default f16; f32 on a CPU or for tf32")
+
+
+def add_precision(group: Group) -> None:
+    """Add --precision, the precision of FusedResNet."""
+    group.add_argument("--precision", choices=list(PRECISIONS), help=f"precision of FusedResNet: {PRECISION}")
+
+
 def add_record(group: Group, name: str) -> None:
     """Add --out and --name, the folder and the file name of a record; `name` describes the default."""
     group.add_argument("--out", default="benchmarks", metavar="DIR", help="folder of the record (default benchmarks)")
@@ -65,6 +81,10 @@ def add_jobs(group: Group) -> None:
 
 def torch_device(name: str) -> torch.device:
     """Return the device that --device names; raises AutotuneError for cuda without a GPU."""
+    import torch
+
+    from autotune.core import AutotuneError
+
     if name == "cuda" and not torch.cuda.is_available():
         raise AutotuneError("torch sees no NVIDIA GPU: give --device cpu")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
@@ -75,6 +95,8 @@ def torch_device(name: str) -> torch.device:
 
 def seconds(text: str) -> float:
     """Read "90s", "5m", "1h" or a bare number of seconds."""
+    from autotune.core import seconds_of
+
     try:
         return seconds_of(text)
     except ValueError as error:
@@ -124,6 +146,8 @@ def require_gpus(numbers: Sequence[int], count: int) -> None:
         numbers: The numbers.
         count: The number of GPUs that torch sees.
     """
+    from autotune.core import AutotuneError
+
     if absent := [number for number in numbers if number >= count]:
         raise AutotuneError(f"--devices {absent[0]}: torch sees {count} GPUs, which are numbered from 0")
 

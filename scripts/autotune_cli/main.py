@@ -1,13 +1,15 @@
 """The `autotune` command: finds the subcommand, runs it, and turns errors into one sentence and an exit code.
 
-A subcommand is a module with a docstring, which starts its --help, `add_arguments(parser)` and `main(arguments)`, which
-returns the exit code or None for 0. Only the module of the chosen subcommand is imported: torch takes seconds.
+A subcommand is a module with `main(arguments)`, which returns the exit code or None for 0. Its `add_arguments(parser)`,
+and the docstring that starts its --help, are in a module of the same name in arguments/ that does not import torch,
+which takes seconds; or in its own module, if it has none there. Only the modules of the chosen subcommand are imported.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import os
 import sys
 import time
@@ -110,15 +112,16 @@ def run_command(name: str, argv: Sequence[str], program: str) -> int:
     started = time.monotonic()  # the import of torch, which takes seconds, counts
     try:
         with interrupts.handled_by(interrupts.exit_now):
-            module = importlib.import_module(f"autotune_cli.{MODULES[name]}")
+            options = importlib.import_module(options_module(name))
             parser = argparse.ArgumentParser(
                 prog=program,
-                description=(module.__doc__ or "").replace(f"autotune {name} ", f"{program} "),
+                description=(options.__doc__ or "").replace(f"autotune {name} ", f"{program} "),
                 formatter_class=argparse.RawDescriptionHelpFormatter,
                 allow_abbrev=False,
             )
-            module.add_arguments(parser)
+            options.add_arguments(parser)
             arguments = parser.parse_args(list(argv), argparse.Namespace(started=started))
+            module = importlib.import_module(f"autotune_cli.{MODULES[name]}")
             with interrupts.handled_by(interrupts.interrupt):
                 return int(module.main(arguments) or 0)
     except KeyboardInterrupt as interrupt:
@@ -134,6 +137,12 @@ def run_command(name: str, argv: Sequence[str], program: str) -> int:
             raise
         print(f"error: {said}", file=sys.stderr)
         return EXIT_USER_ERROR
+
+
+def options_module(name: str) -> str:
+    """Return the name of the module that has the options of a subcommand, and the text of its --help."""
+    light = f"autotune_cli.arguments.{MODULES[name].rpartition('.')[2]}"
+    return light if importlib.util.find_spec(light) else f"autotune_cli.{MODULES[name]}"
 
 
 def _sentence(error: Exception) -> str | None:

@@ -1,6 +1,6 @@
 """Networks by the text of --model: one of the project, a torchvision model, an ONNX file, or a function's result.
 
-The options of their dtype and precision are here, too.
+The default of their dtype is here, too.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from torch import nn
 from autotune.core import AutotuneError, UnknownNameError
 from autotune.ir import BYTE_PRECISIONS, DTYPES, Convolution, Network, Problem, dtype_name
 from autotune_cli import onnx_model
-from autotune_cli.command_line import Group
+from autotune_cli.command_line import PRECISION, add_dtype
 from autotune_cli.record import one_line
 from fused_resnet import FusedResNet
 from fused_resnet.capture import capture
-from fused_resnet.model_source import PRECISIONS, TF32
 from fused_resnet.networks import se_resnet9_fixup
 from fused_resnet.networks.se_resnet9_fixup_layers import network
 from fused_resnet.networks.unet import UNet
+from fused_resnet.precisions import TF32
 from fused_resnet.quantization import capture_bytes
 from fused_resnet.quantization.calibrate import calibrate
 
-PRECISION = "; ".join(f"{name}: {meaning}" for name, meaning in PRECISIONS.items()) + " (docs/guide/precision.md)"
+__all__ = ["PRECISION", "Model", "add_dtype", "default_dtype", "input_size", "load", "load_model"]
 
 _OTHERS = "torchvision:NAME, FILE.onnx, FILE.py:FUNCTION"
 _CAPTURED: dict[str, Callable[[int], nn.Module]] = {"unet": UNet}
@@ -161,16 +161,6 @@ class Model:
             raise AutotuneError(f"--precision tf32 is for --dtype f32, not {dtype}")
         if precision in BYTE_PRECISIONS and self.is_ours:
             raise AutotuneError(f"--precision {precision} is for captured models ({_OTHERS}), not for {self.name}")
-
-
-def add_dtype(group: Group) -> None:
-    """Add --dtype, the dtype of a network's tensors; `default_dtype` returns its default."""
-    group.add_argument("--dtype", choices=["f16", "bf16", "f32"], help="default f16; f32 on a CPU or for tf32")
-
-
-def add_precision(group: Group) -> None:
-    """Add --precision, the precision of FusedResNet."""
-    group.add_argument("--precision", choices=list(PRECISIONS), help=f"precision of FusedResNet: {PRECISION}")
 
 
 def default_dtype(device: torch.device, precision: str | None) -> str:

@@ -21,7 +21,7 @@ from autotune.core import ARCHITECTURES
 from autotune.families import PERMISSIONS, AnyFamily, Parameter, Value, families, folder_of
 from autotune.ir import DTYPES, OPERATORS
 from autotune.ir.epilogue_steps import STEPS
-from autotune_cli.main import COMMANDS
+from autotune_cli.main import COMMANDS, options_module
 from autotune_cli.problem_usage import usage
 from tuning_db.location import SCHEMA_VERSION
 from tuning_db.schema import Base
@@ -133,12 +133,12 @@ def _commands() -> str:
         for heading, commands in COMMANDS.items()
         for name, (_, about) in commands.items()
     ]
-    sections = [_command(name, module) for group in COMMANDS.values() for name, (module, _) in group.items()]
+    sections = [_command(name) for group in COMMANDS.values() for name in group]
     return "\n".join([_table(["", "command", "what it does"], rows), *sections])
 
 
-def _command(name: str, module: str) -> str:
-    found = importlib.import_module(f"autotune_cli.{module}")
+def _command(name: str) -> str:
+    found = importlib.import_module(options_module(name))
     parser = argparse.ArgumentParser(prog=f"autotune {name}")
     found.add_arguments(parser)
     about = inspect.cleandoc(found.__doc__ or "")

@@ -12,7 +12,7 @@ from autotune.core import Deadline, device_name
 from autotune.ir import DTYPES
 from autotune_cli.record import one_line
 from autotune_cli.tune_request import StepRequest
-from fused_resnet.model_source import TF32
+from fused_resnet.precisions import TF32
 from fused_resnet.training.step_plans import step_key
 from fused_resnet.training.step_tuner import TrainedModule, tune_step_plan
 from tuning_db import Store

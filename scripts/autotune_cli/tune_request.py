@@ -11,8 +11,9 @@ from autotune.ir import all_forms, dtype_name, parse
 from autotune.tuner import TuneRequest, step_request
 from autotune_cli import models
 from autotune_cli.problem_file import read_problems
-from fused_resnet.model_source import PRODUCTS, TF32
+from fused_resnet.model_source import PRODUCTS
 from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS
+from fused_resnet.precisions import TF32
 
 TENSORS = ("f16", "bf16", "f32")
 """Dtypes that the tensors of a network can have."""

@@ -10,7 +10,16 @@ from processes import process, python, script
 from repository import SCRIPTS
 
 from autotune.core import paths
+from autotune.tuner import OBJECTIVES
 from autotune_cli import main
+from autotune_cli.arguments import accuracy as accuracy_options
+from autotune_cli.arguments import bench as bench_options
+from autotune_cli.arguments import db as db_options
+from autotune_cli.baselines import VARIANTS
+from autotune_cli.commands import accuracy
+from autotune_cli.training_steps import STEPS
+from fused_resnet.model_source import PRODUCTS
+from fused_resnet.precisions import PRECISIONS
 
 ENTRY_POINTS = sorted([*SCRIPTS.glob("*.py"), *(SCRIPTS / "checks").glob("*.py")])
 
@@ -26,6 +35,33 @@ def test_the_list_of_commands_needs_no_torch():
         env={"PYTHONPATH": str(SCRIPTS)},
     )
     assert loaded.stdout == "set()\n", loaded.stderr
+
+
+LIGHT = [name for name in main.MODULES if ".arguments." in main.options_module(name)]
+
+
+@pytest.mark.process
+def test_the_help_of_common_commands_needs_no_torch():
+    assert {"bench", "db", "report", "profile", "accuracy", "train"} <= set(LIGHT)
+    code = f"""
+import contextlib, sys
+from autotune_cli.main import main
+for name in {LIGHT}:
+    with contextlib.suppress(SystemExit):
+        main([name, "--help"])
+print(sorted({{"torch", "numpy", "sqlalchemy", "rich"}} & sys.modules.keys()))
+"""
+    done = python(code, env={"PYTHONPATH": str(SCRIPTS)})
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+    assert done.stdout.count("usage: ") >= len(LIGHT)
+
+
+def test_options_list_what_exists():
+    assert tuple(variant.name for variant in VARIANTS) == bench_options.VARIANTS
+    assert tuple(variant.name for variant in STEPS) == bench_options.STEPS
+    assert tuple(OBJECTIVES) == db_options.OBJECTIVES
+    assert tuple(accuracy.PRECISIONS) == accuracy_options.PRECISIONS
+    assert set(PRECISIONS) == set(PRODUCTS)
 
 
 @pytest.mark.parametrize("name", main.MODULES)

@@ -140,7 +140,7 @@ def assert_clear(name, words):
 
 def parser_of(name):
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"autotune_cli.{main.MODULES[name]}").add_arguments(parser)
+    importlib.import_module(main.options_module(name)).add_arguments(parser)
     return parser
 
 

@@ -1,12 +1,4 @@
-"""Time FusedResNet against other ways to run a network in torch.
-
-The variants are eager torch, TorchScript, CUDA graphs and torch.compile. All
-run in one process and are timed in interleaved rounds. The results are a table,
-a JSON record and a bar chart.
-
-Example:
-  autotune bench --db tuning_db/se_resnet9_fixup_h200.db --batch 1,128
-"""
+"""Runs `autotune bench`, whose options and description are in arguments/bench.py."""
 
 from __future__ import annotations
 
@@ -49,21 +41,14 @@ from autotune_cli.baselines import (
     tensors,
 )
 from autotune_cli.command_line import (
-    add_batches,
-    add_device,
-    add_model,
-    add_record,
-    cpu_threads,
-    names,
-    seconds,
     torch_device,
 )
 from autotune_cli.models import Model
 from autotune_cli.record import one_line, provenance, slug, write
 from autotune_cli.training_steps import STEPS, gradients
 from autotune_cli.training_steps import eager as eager_step
-from fused_resnet.model_source import FP8, INT8
 from fused_resnet.networks import se_resnet9_fixup
+from fused_resnet.precisions import FP8, INT8
 from tuning_db import location
 
 TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 4e-2, torch.float32: 5e-3}  # f32 may mean TF32 on a GPU
@@ -160,62 +145,6 @@ def main(arguments: argparse.Namespace) -> None:
     if not ran:
         raise AutotuneError("no variant ran: the reasons stand below each table")
     plot(path)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    network = parser.add_argument_group("network")
-    add_model(network, "se_resnet9_fixup")
-    add_batches(network, "128")
-    models.add_dtype(network)
-    models.add_precision(network)
-    variants = parser.add_argument_group("variants")
-    variants.add_argument("--db", metavar="PATH", help="the tuning database of the variant fused")
-    variants.add_argument(
-        "--against",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="also time FusedResNet on this database, such as an older one; may be repeated",
-    )
-    variants.add_argument(
-        "--train", action="store_true", help="time a training step, forward and backward (docs/guide/training.md)"
-    )
-    variants.add_argument(
-        "--amp", action="store_true", help="for --train: weights in float32, and torch.autocast to --dtype"
-    )
-    variants.add_argument(
-        "--one-thread",
-        action="store_true",
-        help="for --train: all variants run the backward pass in the calling thread, by "
-        "torch.autograd.set_multithreading_enabled(False), which saves time where the host is the limit",
-    )
-    known = ", ".join(variant.name for variant in VARIANTS)
-    more = ", ".join(variant.name for variant in STEPS)
-    variants.add_argument(
-        "--only",
-        type=names,
-        default=[],
-        metavar="A,B",
-        help=f"run only these variants of {known}; with --train of {more}",
-    )
-    variants.add_argument("--skip", type=names, default=[], metavar="A,B", help="leave these variants out")
-    variants.add_argument("--max-autotune", action="store_true", help="also run compile_max, which takes minutes")
-    timing_group = parser.add_argument_group("timing")
-    add_device(timing_group)
-    timing_group.add_argument("--threads", type=cpu_threads, metavar="N", help="CPU threads (default: torch's choice)")
-    timing_group.add_argument(
-        "--pause",
-        action="store_true",
-        help="prepare the variants that read no database, then wait for a line on standard input: the database may be "
-        "tuned meanwhile",
-    )
-    timing_group.add_argument(
-        "--seconds", type=seconds, default=2.0, help="time for each variant and batch size (default 2)"
-    )
-    results = parser.add_argument_group("results")
-    add_record(results, "model, device and dtype")
-    results.add_argument("--plot", metavar="FILE.json", help="only draw the chart of a record again")
 
 
 def pick_variants(arguments: argparse.Namespace, device: torch.device) -> list[Variant]:

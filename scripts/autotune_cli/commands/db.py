@@ -1,9 +1,4 @@
-"""Show, merge, sync, pack, export, compare and sign tuning databases.
-
-DB is a file, or a server: postgresql+psycopg://user@host/name. Where a database
-is only read, it may be a URL: https://host/model.db#sha256=DIGEST.
-docs/guide/databases.md describes the databases.
-"""
+"""Runs `autotune db`, whose options and description are in arguments/db.py."""
 
 from __future__ import annotations
 
@@ -22,8 +17,7 @@ from autotune.codegen import KernelResources
 from autotune.core import AutotuneError, format_bytes
 from autotune.families import families
 from autotune.ir import parse
-from autotune.tuner import DEFAULT_OBJECTIVES, OBJECTIVES, format_config, layer_winners, optuna_export
-from autotune_cli.command_line import database, positive, seconds
+from autotune.tuner import DEFAULT_OBJECTIVES, format_config, layer_winners, optuna_export
 from autotune_cli.stored_resources import StoredResources
 from autotune_cli.tables import winners
 from tuning_db import DatabaseError, Reader, Store, diff, json_export, remote, signature
@@ -31,53 +25,8 @@ from tuning_db.location import SCHEMA_VERSION, Location, check, file_of, is_addr
 from tuning_db.merge import Outcome
 from tuning_db.pack import merge, new_database, pack
 from tuning_db.schema import Measurement
-from tuning_db.signature import TRUSTED
 from tuning_db.snapshot import read
 from tuning_db.sync import Moved, Sync
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def command(name: str, about: str, *positional: str, many: str = "") -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
-        for each in positional:
-            sub.add_argument(each.lower(), metavar=each, type=Path if each == "FILE" else database)
-        if many:
-            sub.add_argument(many.lower(), metavar=many, nargs="+", type=database)
-            sub.add_argument("-o", "--to", metavar="FILE", type=Path, required=True, help="the new file")
-        return sub
-
-    command("info", "show devices, software, tables, and the outcomes of trials", "DB")
-    command("best", "show the winner of each problem", "DB")
-    listed = command("list", "list the candidates of each problem, the fastest first", "DB")
-    listed.add_argument("--most", type=positive, metavar="N", default=10, help="candidates of a problem (default 10)")
-    command("pack", "write a new file with what FusedResNet needs: best candidates and plans", many="DBS")
-    command("merge", "write a new file with the contents of several databases", many="DBS")
-    synced = command("sync", "repeatedly add to each of two databases the rows of the other", "DB", "OTHER")
-    synced.add_argument(
-        "--every", type=seconds, metavar="TIME", default=30.0, help="time between two passes, such as 10s (default 30s)"
-    )
-    synced.add_argument("--once", action="store_true", help="end after one pass")
-    command("diff", "count what only one of two databases has, and list differing winners", "DB", "OTHER")
-    exported = command("export", "write the whole database as readable JSON", "DB", "FILE")
-    exported.add_argument(
-        "--optuna", action="store_true", help="write the trials as a storage of Optuna instead, for optuna-dashboard"
-    )
-    exported.add_argument(
-        "--objective",
-        action="append",
-        choices=list(OBJECTIVES),
-        help="with --optuna: a value of each trial (default time); may be repeated",
-    )
-    command("import", "add an exported file to a database, which is created if missing", "FILE", "DB")
-    command("keygen", "write a new Ed25519 key to FILE, and its public half to FILE.pub", "FILE")
-    sign_one = command("sign", "sign all data of a file that FusedResNet reads", "DB")
-    sign_one.add_argument("--key", type=Path, required=True, metavar="FILE", help="the private key, in PEM form")
-    verify_one = command("verify", "check all rows and binaries of a file, and its signature", "DB")
-    verify_one.add_argument(
-        "--key", action="append", default=[], help=f"a public key: a PEM file or base64 (default ${TRUSTED})"
-    )
 
 
 def info(store: Store, console: Console) -> None:
