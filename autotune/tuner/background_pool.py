@@ -22,7 +22,7 @@ from autotune.tuner.trial_queue import WantedTrial
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow
 
-MAX_COMPILERS = 4
+MAX_COMPILERS = 8
 """Processes in which Inductor compiles a network."""
 MANY_CORES = 8
 """Cores from which on Inductor has some for itself."""
@@ -74,7 +74,7 @@ def num_cores(networks: Sequence[Network], options: TunerOptions) -> int:
     """
     if not options.inductor or options.jobs < MANY_CORES:
         return 0
-    return min(int(COMPILERS_SHARE * options.jobs), (MAX_COMPILERS + 1) * max(1, len(networks)))
+    return min(int(COMPILERS_SHARE * options.jobs), MAX_COMPILERS * max(1, len(networks)))
 
 
 class BackgroundPool:

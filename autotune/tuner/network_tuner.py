@@ -33,6 +33,9 @@ _Whole = Sequence[tuple[PlanState, float | None]]
 
 FINAL_ROUNDS = 21
 """Interleaved rounds of the last comparison, whose times are recorded."""
+COMPARISON_SECONDS, COMPARISON_SHARE = 8.0, 0.3
+"""Time that is kept for the comparison with torch: most seconds, and share of what the choice of a plan has. Another
+process has to load the plan for it, which takes some seconds for a deep network."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ def tune_network_plan(
     until: Deadline = NEVER,
     descend: bool = True,
     tell: Callable[[str], object] = lambda _: None,
-    rivals: Rivals | None = None,
+    rivals: Callable[[], Rivals] | None = None,
     copied: CopiedPlan | None = None,
 ) -> PlanRow | None:
     """Find and record the fastest plan of a tuned network.
@@ -81,7 +84,8 @@ def tune_network_plan(
         descend: Whether to search. Otherwise the winners of the layers, with the alternatives that are faster, are
             compared with torch's operators for the whole network.
         tell: Called with a message if the plan cannot be tuned.
-        rivals: Compares the fastest plan with torch's operators for the whole network; `worker` by default.
+        rivals: Returns the process that compares the fastest plan with torch's operators for the whole network; called
+            when the plan is known, because that process may still compile. `worker` by default.
         copied: The plan of another database or for another batch size.
 
     Returns:
@@ -89,6 +93,7 @@ def tune_network_plan(
         `details["alone_us"]` is the time of the network's plain layers with the winner of each;
         `details["alternatives"]` names the alternatives that it takes.
     """
+    find_rivals = rivals or (lambda: Rivals(worker))
     known = known_candidates(store, device, network)
     if not all(known[layer.name] for layer in network.layers):
         return None
@@ -97,11 +102,13 @@ def tune_network_plan(
     recorder = PlanRecorder(store, device, network, known)
     whole, winners = _whole_plans(network, known), _winners(known)
     saved = store.plan(device, network.key)  # a run that ends early keeps it
+    # Inductor's code that was faster in an earlier run gives way only to what is faster than it was.
+    recorder.keeps_faster = saved is not None and WHOLE in saved.details.get("alternatives", [])
     _record_whole(recorder, whole, saved)
     running = _without_failures(timer, network, winners, known, tell)
     if running is None:
         tell(f"the plan of the network is not tuned: its kernels do not run together: {timer.fault}")
-        _compare_with_torch(recorder, network, None, whole, rivals or Rivals(worker), until)
+        _compare_with_torch(recorder, None, find_rivals(), until)
         return recorder.row
     winners, first_results = running
     if saved is None:
@@ -126,7 +133,8 @@ def tune_network_plan(
         recorder.best_us = _median_us(fastest)
         if recorder.row or fastest[0] is not in_use or saved is None:
             recorder.record(*fastest)
-    last_seconds = (len(starts) + 3) * timer.seconds * FINAL_ROUNDS / ROUNDS
+    comparison_seconds = min(COMPARISON_SECONDS, COMPARISON_SHARE * until.left) if whole else 0.0
+    last_seconds = (len(starts) + 3) * timer.seconds * FINAL_ROUNDS / ROUNDS + comparison_seconds
     layer_us = {name: each[0].us or 0.0 for name, each in known.items() if each}
 
     def descent(on_improvement: Callable[[PlanState, Result], object] = lambda *_: None) -> PlanDescent:
@@ -142,12 +150,8 @@ def tune_network_plan(
     without = [_precompiled(plan, known) for plan in found if _is_compiled(plan.sequence(network))]
     plans = [*found, *(plan for plan in without if not until.is_over and timer.runs(plan))]
     if until.left >= (len(plans) + 1) * timer.seconds * FINAL_ROUNDS / ROUNDS:
-        rivals = rivals or Rivals(worker)
-        alternatives = saved.details.get("alternatives", []) if saved else []
-        # What Inductor compiled was faster in an earlier run, and is not compared again now.
-        recorder.keeps_faster = WHOLE in alternatives and not rivals.has_compiled
         best = _record_fastest(timer, recorder, network, winners, plans)
-        _compare_with_torch(recorder, network, best, whole, rivals, until)
+        _compare_with_torch(recorder, best, find_rivals(), until)
     return recorder.row
 
 
@@ -282,9 +286,7 @@ def _record_fastest(
     return min(timed, key=_median_us)[0]
 
 
-def _compare_with_torch(
-    recorder: PlanRecorder, network: Network, best: PlanState | None, whole: _Whole, rivals: Rivals, until: Deadline
-) -> None:
+def _compare_with_torch(recorder: PlanRecorder, best: PlanState | None, rivals: Rivals, until: Deadline) -> None:
     """Time the fastest plan and torch's operators for the whole network in interleaved rounds; record the fastest.
 
     Inductor's code of a trial that did not end within the budget is not compared. Where there is no time for the
@@ -292,12 +294,12 @@ def _compare_with_torch(
 
     Args:
         recorder: Writes plans.
-        network: The network.
         best: The fastest plan; None if there is none that runs.
-        whole: The plans of the whole network on torch's operators, with the times of their trials.
         rivals: Compares them.
         until: Deadline of the comparison.
     """
+    network = recorder.network
+    whole = _whole_plans(network, recorder.known_whole())
     eager = [plan for plan, _ in whole if not _is_compiled(plan.sequence(network))]
     compiled = [plan for plan, us in whole if plan not in eager and us is not None and rivals.has_compiled]
     torchs = [*eager, *compiled]
@@ -307,6 +309,7 @@ def _compare_with_torch(
     running = [plan for plan in torchs if timer.runs(plan)]
     compared = timer.compare_those_that_run([*([best] if best else []), *running], FINAL_ROUNDS)
     recorder.torch_us = _torch_us(network, compared)
+    recorder.keeps_faster = recorder.keeps_faster and not rivals.has_compiled
     if compared and (best is None or compared[0][0] is best):
         _record_of(recorder, network, compared)
 

@@ -11,7 +11,7 @@ from autotune.core import timeline
 from autotune.ir import Network, NetworkKey
 from autotune.measure import THROTTLED, LayerAssignment, Result
 from autotune.runtime import activation_places
-from autotune.tuner.plan_candidates import Known, KnownCandidate
+from autotune.tuner.plan_candidates import Known, KnownCandidate, known_candidates
 from autotune.tuner.plan_moves import PlanState
 from tuning_db import Store
 from tuning_db.plan_choices import plan_choice
@@ -44,6 +44,16 @@ class PlanRecorder:
         self.alone_us = 0.0
         self.torch_us: dict[str, float] = {}
         self.keeps_faster = False
+
+    def known_whole(self) -> Known:
+        """Return the candidates of the whole network on torch's operators that are known by now.
+
+        Inductor may have compiled one since the layers' candidates were read.
+        """
+        whole = self.network.whole
+        fresh = known_candidates(self._store, self._device, self.network) if whole else {}
+        self._known |= {layer.name: fresh[layer.name] for layer in (whole.layers if whole else ())}
+        return self._known
 
     def record(self, plan: PlanState, result: Result) -> None:
         """Write a plan and its result."""

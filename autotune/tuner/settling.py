@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from autotune.codegen import POLL_SECONDS
 from autotune.core import Deadline
@@ -14,7 +15,7 @@ from autotune.ir import Network
 from autotune.measure import Worker
 from autotune.tuner.background_pool import BackgroundPool
 from autotune.tuner.copied_plans import CopiedPlan
-from autotune.tuner.network_tuner import Rivals, tune_network_plan
+from autotune.tuner.network_tuner import COMPARISON_SECONDS, COMPARISON_SHARE, Rivals, tune_network_plan
 from autotune.tuner.progress import Progress
 from autotune.tuner.threads import stop_until_done
 from autotune.tuner.time_breakdown import TimeBreakdown
@@ -70,15 +71,15 @@ class Settling:
         left = list(networks)
         while left:
             part = until.share(1 / len(left))
-            network = self._first_compiled(left, part.share(COMPILING_SHARE))
+            network = self._first_compiled(left, part.share(COMPILING_SHARE)) if len(left) > 1 else left[0]
             left.remove(network)
             self._tell(network, len(networks))
-            rivals = self._rivals(network, worker)
+            rivals = partial(self._rivals, network, worker, part)
             with self.breakdown.charge("time"):
                 self._tune(self.store, worker, network, part, rivals)
             if self.try_last(network):
                 with self.breakdown.charge("time"):
-                    self._tune(self.store, worker, network, part, Rivals(worker))
+                    self._tune(self.store, worker, network, part, lambda: Rivals(worker))
 
     def _at_once(self, networks: Sequence[Network], until: Deadline) -> None:
         """Tune several plans at a time: a thread for each device, with a connection of its own to the database."""
@@ -89,9 +90,8 @@ class Settling:
             for worker, share in zip(self.workers, shares, strict=True):
                 beside: list[Rivals] = []
                 for network in share:
-                    self._first_compiled([network], until.share(COMPILING_SHARE / len(networks)))
                     self._tell(network, len(networks))
-                    beside.append(self._rivals(network, worker))
+                    beside.append(self._rivals(network, worker, until.share(COMPILING_SHARE / len(networks))))
                 running.append(executor.submit(self._in_order, worker, share, beside, until))
             for future in futures.as_completed(running):
                 future.result()
@@ -104,9 +104,11 @@ class Settling:
         """Tune the plans of the networks of one device, which share the time."""
         with Store.create(self.store.where) as store:
             for i, network in enumerate(networks):
-                self._tune(store, worker, network, until.share(1 / (len(networks) - i)), rivals[i])
+                self._tune(store, worker, network, until.share(1 / (len(networks) - i)), partial(_same, rivals[i]))
 
-    def _tune(self, store: Store, worker: Worker, network: Network, until: Deadline, rivals: Rivals) -> None:
+    def _tune(
+        self, store: Store, worker: Worker, network: Network, until: Deadline, rivals: Callable[[], Rivals]
+    ) -> None:
         tune_network_plan(
             store,
             self.device,
@@ -140,16 +142,23 @@ class Settling:
             time.sleep(POLL_SECONDS)
         return next((network for network in networks if not self._is_compiling(network)), networks[0])
 
-    def _rivals(self, network: Network, worker: Worker) -> Rivals:
+    def _rivals(self, network: Network, worker: Worker, until: Deadline) -> Rivals:
         """Return the process that compares the plan of a network with torch's operators for the whole of it.
 
-        That is the one that has compiled them, if its trials have ended. Otherwise it is ended, and what it still
-        compiles is lost.
+        That is the one that compiles them, if its trials end in time. If not, it is ended, and what it still compiles
+        is lost.
         """
         beside = self.beside.trials(network)
         if beside is None:
             return Rivals(worker, has_compiled=not self.descends)
+        if network.whole and self._is_compiling(network):
+            self.progress.stage("waiting for Inductor")
+            beside.wait(until.before(min(COMPARISON_SECONDS, COMPARISON_SHARE * until.left)))
         if beside.is_done and beside.num_tried:
             return Rivals(beside.worker)
         beside.close()
         return Rivals(worker, has_compiled=False)
+
+
+def _same(rivals: Rivals) -> Rivals:
+    return rivals

@@ -54,7 +54,7 @@ def test_inductor_has_cores_of_its_own_where_there_are_many(cpu_target):
     sm90, cpu = architecture("sm90"), architecture("cpu")
     compiling = {"inductor": ("default",)}
     cores = [num_cores([network], TunerOptions(sm90, "sm_90", 1, jobs, **compiling)) for jobs in (2, 7, 8, 16, 64)]
-    assert cores == [0, 0, 4, 5, 5]
+    assert cores == [0, 0, 4, 8, 8]
     assert num_cores([network] * 3, TunerOptions(sm90, "sm_90", 1, 16, **compiling)) == 8
     assert num_cores([network], TunerOptions(sm90, "sm_90", 1, 16)) == 0
     assert workers_beside([Worker("cpu")], [network], TunerOptions(cpu, cpu_target, 1, 16, **compiling)) == {}

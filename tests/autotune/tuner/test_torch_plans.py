@@ -131,7 +131,7 @@ def test_the_times_of_torch_are_those_of_the_comparison(store, kernels, torchs, 
 def test_the_process_that_has_compiled_the_network_compares_it(store, kernels, torchs):
     device, _ = kernels
     worker, beside = DeviceWithTorch(VALLEYS), DeviceWithTorch(VALLEYS | {"aten": 30.0, "inductor": 5.0})
-    row = tune_network_plan(store, device, worker, WITH_TORCH, rivals=Rivals(beside))
+    row = tune_network_plan(store, device, worker, WITH_TORCH, rivals=lambda: Rivals(beside))
     assert row.details["alternatives"] == [WHOLE]
     assert all(plan != ("the network",) for plans in worker.asked for plan in plans)
     assert [len(plans) for plans in beside.asked] == [1, 1, 3]  # each of torch's alone, then all and the plan
@@ -140,7 +140,7 @@ def test_the_process_that_has_compiled_the_network_compares_it(store, kernels, t
 def test_a_plan_that_was_timed_does_not_give_way_to_code_that_was_not_timed_beside_it(store, kernels, torchs):
     device, _ = kernels
     rivals = Rivals(DeviceWithTorch(VALLEYS | {"aten": 30.0, "inductor": 5.0}), has_compiled=False)
-    row = tune_network_plan(store, device, DeviceWithTorch(VALLEYS), WITH_TORCH, rivals=rivals)
+    row = tune_network_plan(store, device, DeviceWithTorch(VALLEYS), WITH_TORCH, rivals=lambda: rivals)
     assert row.details["alternatives"] == [] and list(row.details["torch_us"].values()) == [30.0]
     said = outcome_text(row)
     assert said == "10.0 us, 3.00x faster than eager PyTorch (30.0 us), not compared with torch.compile"
@@ -152,7 +152,7 @@ def test_inductors_code_that_was_faster_stays_where_it_is_not_compared_again(sto
         store, device, DeviceWithTorch(VALLEYS | {"aten": 30.0, "inductor": 5.0}), WITH_TORCH, descend=False
     )
     worker = DeviceWithTorch(VALLEYS | {"aten": 30.0})
-    tune_network_plan(store, device, worker, WITH_TORCH, rivals=Rivals(worker, has_compiled=False))
+    tune_network_plan(store, device, worker, WITH_TORCH, rivals=lambda: Rivals(worker, has_compiled=False))
     assert store.plan(device, WITH_TORCH.key).id == first.id
 
 
