@@ -25,7 +25,7 @@ from autotune_cli.reports.history import PAUSE, runs
 from autotune_cli.reports.layers import runner
 from autotune_cli.reports.page import render
 from autotune_cli.reports.records import Layer, Trial
-from autotune_cli.reports.sentences import about
+from autotune_cli.reports.sentences import about, size
 from fused_resnet.training.step_plans import step_key
 from tuning_db import DatabaseError, Store
 
@@ -96,9 +96,31 @@ def test_a_layer_has_all_trials_and_the_numbers_of_its_problem(device):
     flops, moved = 2 * 128 * 16 * 16, 2 * (128 * 16 + 16 * 16 + 128 * 16)
     assert (narrow.flops, narrow.bytes, narrow.limiter) == (flops, moved, "memory")
     assert narrow.share_of_limit == pytest.approx(moved / DEVICE["bytes_per_us"] / 10)
-    assert narrow.tflops == pytest.approx(flops / 10e6) and narrow.intensity == pytest.approx(flops / moved)
+    assert narrow.flops_per_us == pytest.approx(flops / 10) and narrow.intensity == pytest.approx(flops / moved)
     assert wide.limiter == "arithmetic"
     assert wide.share_of_limit == pytest.approx(2 * 128 * 512 * 512 * 9 / DEVICE["flops_per_us"] / 1000)
+
+
+def test_rates_of_a_cpu_are_in_gflops(small, device):
+    cpu = dataclasses.replace(device, flops_per_us=41_072.0, bytes_per_us=9_589.0)
+    report = dataclasses.replace(collect(small), devices=(cpu,))
+    page = html.unescape(render(report))
+    assert (
+        "41.07 GFLOP/s" in page
+        and "<th>GFLOP/s</th>" in page
+        and "TFLOP/s" not in page.partition('id="environment"')[0]
+    )
+    rate = cpu.layers[0].flops / cpu.layers[0].us / 1e3
+    assert f"<td>{rate:.3g}</td>" in page and f"{rate:.3g} GFLOP/s, " in charts.describe(cpu.layers[0], cpu.unit)
+    first, second = (roofline(one).points for one in (device, cpu))
+    assert [point.x for point in first] != [point.x for point in second]
+
+
+def test_networks_of_one_class_are_told_apart_by_their_work(device):
+    [network] = device.networks
+    known = dataclasses.replace(network, layers=network.layers[:2])
+    narrow, wide = 2 * 128 * 16 * 16, 2 * 128 * 512 * 512 * 9
+    assert size(network) == "3 layers" and size(known) == f"2 layers, {(narrow + wide) / 1e9:.3g} GFLOP"
 
 
 def test_failures_are_grouped_by_their_cause(device):

@@ -32,6 +32,18 @@ def test_errors_in_the_console_are_seen(page, tmp_path):
     assert any("Content Security Policy" in line for line in console)  # the page may load nothing
 
 
+def test_no_column_of_a_network_is_cut_in_a_narrow_window(page, tmp_path):
+    script = """
+        document.body.style.width = "1000px";
+        const scrolled = document.querySelector(".network .scroll");
+        found.widths = [scrolled.scrollWidth, scrolled.clientWidth];
+        const cells = [...document.querySelectorAll(".network tbody td")];
+        found.cut = cells.filter(one => one.scrollWidth > one.clientWidth).map(one => one.textContent);
+    """
+    found, console = browser.run(page, script, tmp_path)
+    assert found["widths"][0] <= found["widths"][1] and found["cut"] == [] and console == []
+
+
 def test_the_page_opens_without_errors(page, tmp_path):
     script = """
         found.points = document.querySelectorAll(".roofline a").length;

@@ -18,6 +18,7 @@ from autotune.core import AutotuneError, format_bytes
 from autotune.families import families
 from autotune.ir import parse
 from autotune.tuner import DEFAULT_OBJECTIVES, format_config, layer_winners, optuna_export
+from autotune_cli.flop_rates import flop_unit
 from autotune_cli.stored_resources import StoredResources
 from autotune_cli.tables import winners
 from tuning_db import DatabaseError, Reader, Store, diff, json_export, remote, signature
@@ -35,7 +36,8 @@ def info(store: Store, console: Console) -> None:
     console.print(f"{store.name}: schema {SCHEMA_VERSION}{size}", highlight=False)
     for device in store.devices():
         console.print(f"device: {device.name} ({device.target})", highlight=False)
-        rates = f"{device.flops_per_us / 1e6:.1f} TFLOP/s, {device.bytes_per_us / 1e6:.2f} TB/s measured"
+        rate = flop_unit(device.flops_per_us).text(device.flops_per_us)
+        rates = f"{rate}, {device.bytes_per_us / 1e3:.4g} GB/s measured"
         console.print(f"        {rates}; {device.details}", highlight=False)
     for environment in store.environments():
         software = ", ".join(f"{name} {version}" for name, version in json.loads(environment.software).items())

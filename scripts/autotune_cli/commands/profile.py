@@ -31,6 +31,7 @@ from autotune.profiling import (
 )
 from autotune.profiling.summary import libraries
 from autotune.profiling.tree import tree
+from autotune_cli.flop_rates import flop_unit
 from autotune_cli.models import Model, default_dtype, load
 from autotune_cli.profiles import page, report
 from autotune_cli.record import one_line, provenance, write
@@ -156,7 +157,8 @@ def show(profiles: Sequence[tuple[Profile, Node]], arguments: argparse.Namespace
         console.print(f"\n[italic]{escape(report.heading(about))}[/]\n")
         for text in about.get("warnings", []):
             console.print(f"[yellow]{about['variant']} warns:[/] {escape(text)}\n")
-        report.show_tree(console, roots, sums.total_us, arguments.depth, where)
+        unit = flop_unit(about["limits"]["flops_per_us"])
+        report.show_tree(console, roots, sums.total_us, arguments.depth, where, unit)
         console.print()
         report.show_libraries(console, libraries(root), sums.total_us)
         console.print()

@@ -11,6 +11,7 @@ import jinja2
 from autotune.profiling import Node, Profile, side_by_side, totals
 from autotune.profiling.summary import libraries
 from autotune_cli.chart import number
+from autotune_cli.flop_rates import flop_unit
 from autotune_cli.profiles.report import heading
 
 # The palette of Okabe and Ito, which color-blind readers can tell apart; black text is readable on each color.
@@ -46,6 +47,7 @@ def _section(profile: Profile, root: Node) -> dict[str, Any]:
         "about": about,
         "where": "GPU" if about["device_type"] == "cuda" else "CPU",
         "totals": totals(profile),
+        "unit": flop_unit(about["limits"]["flops_per_us"]),
         "libraries": libraries(root),
         "root": root,
         "kernels": _busiest(root),

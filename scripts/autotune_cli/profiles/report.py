@@ -11,6 +11,7 @@ from rich.table import Table
 
 from autotune.profiling import LibraryTotals, Node, Totals, side_by_side
 from autotune_cli.chart import number
+from autotune_cli.flop_rates import FlopUnit
 
 WIDE = 120  # from this many columns on the tree shows all of its numbers
 
@@ -27,7 +28,9 @@ def heading(about: dict[str, Any]) -> str:
     return f"{about['model']}, {about['variant']}: {', '.join(settings)}; {about['machine']['device']}"
 
 
-def show_tree(console: Console, roots: Sequence[Node], total_us: float, depth: int | None, where: str) -> None:
+def show_tree(
+    console: Console, roots: Sequence[Node], total_us: float, depth: int | None, where: str, unit: FlopUnit
+) -> None:
     """Print a row for each module, and one for each kernel with the operator that launched it.
 
     Args:
@@ -36,13 +39,14 @@ def show_tree(console: Console, roots: Sequence[Node], total_us: float, depth: i
         total_us: The time that shares refer to.
         depth: Levels of modules to show; None for all.
         where: "GPU" or "CPU", for the heading.
+        unit: Of arithmetic rates.
     """
     wide = console.width >= WIDE
     table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("module\n  operator: kernel", no_wrap=True, overflow="ellipsis", ratio=1)
     table.add_column("library\n", no_wrap=True)
     numbers = [f"{where}\nus", "share\n", "of\nlimit", "host\nus"]
-    numbers += ["calls\n", "wait\nus", "TFLOP/s\n", "GB/s\n"] if wide else []
+    numbers += ["calls\n", "wait\nus", f"{unit.name}\n", "GB/s\n"] if wide else []
     for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)
     for root in roots:
@@ -51,7 +55,7 @@ def show_tree(console: Console, roots: Sequence[Node], total_us: float, depth: i
             if node.kind == "operator":
                 operator = node.name
             elif depth is None or _level(root, node, level) <= depth:
-                cells = _cells(node, operator, level, total_us, wide)
+                cells = _cells(node, operator, level, total_us, unit if wide else None)
                 table.add_row(*cells, style="" if node.kind == "module" else "dim")
     _print_fitting(console, table)
 
@@ -61,8 +65,8 @@ def _level(root: Node, node: Node, level: int) -> int:
     return level if node.kind == "module" else node.path.count(".") - root.path.count(".") + bool(node.path)
 
 
-def _cells(node: Node, operator: str, level: int, total_us: float, wide: bool) -> list[str]:
-    """Return the row of a module, or of a kernel with the operator that launched it."""
+def _cells(node: Node, operator: str, level: int, total_us: float, unit: FlopUnit | None) -> list[str]:
+    """Return the row of a module, or of a kernel with the operator that launched it; a narrow one without a unit."""
     name = escape(node.path if node.path and not level else node.name)
     if node.kind == "module":
         label = f"[bold]{name}[/] [dim]{escape(node.text)}[/]"
@@ -77,8 +81,8 @@ def _cells(node: Node, operator: str, level: int, total_us: float, wide: bool) -
         f"{node.limit:.0%}" if node.limit else "-" if node.kind == "module" else "",
         number(node.host_us) if node.host_us else "",
     ]
-    if wide:
-        rates = [node.flops / node.us / 1e6, node.bytes / node.us / 1e3] if node.us else [0.0, 0.0]
+    if unit:
+        rates = [node.flops / node.us / unit.flops_per_us, node.bytes / node.us / 1e3] if node.us else [0.0, 0.0]
         cells += [f"{node.calls:g}" if node.calls else "", number(node.wait_us) if node.wait_us else ""]
         cells += [number(rate) if rate else "" for rate in rates]
     return cells

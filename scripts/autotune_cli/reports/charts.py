@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from autotune.core import format_bytes
 from autotune.runtime import ActivationPlace
 from autotune_cli.chart import number
+from autotune_cli.flop_rates import FlopUnit
 from autotune_cli.reports.axes import Axis, Tick, log_axis
 from autotune_cli.reports.records import DeviceReport, Layer, NetworkTime, Run
 
@@ -45,7 +46,7 @@ class Roofline:
         roof_y: Vertical position of its level part.
         ridge: Arithmetic intensity in FLOP/byte from which on arithmetic is the limit.
         x_ticks: Ticks of the arithmetic intensity.
-        y_ticks: Ticks of the TFLOP/s.
+        y_ticks: Ticks of the arithmetic rate, in the unit of the device.
         left_out: Number of layers without arithmetic or without a time.
     """
 
@@ -60,18 +61,23 @@ class Roofline:
 
 def roofline(device: DeviceReport) -> Roofline | None:
     """Return the roofline chart of a device; None if no layer has arithmetic and a time."""
-    drawn = [(one, one.intensity, one.tflops) for one in device.layers if one.intensity and one.tflops]
+    unit = device.unit.flops_per_us
+    drawn = [
+        (one, one.intensity, one.flops_per_us / unit) for one in device.layers if one.intensity and one.flops_per_us
+    ]
     drawn = sorted(drawn, key=lambda row: -(row[0].us or 0.0))
     if not drawn:
         return None
-    peak, per_byte = device.flops_per_us / 1e6, device.bytes_per_us / 1e6  # TFLOP/s, TB/s
+    peak, per_byte = device.flops_per_us / unit, device.bytes_per_us / unit
     ridge = peak / per_byte
     x = log_axis([ridge, *(intensity or 0.0 for _, intensity, _ in drawn)], LEFT, WIDTH - RIGHT)
-    y = log_axis([peak, *(tflops or 0.0 for *_, tflops in drawn)], HEIGHT - BOTTOM, TOP)
+    y = log_axis([peak, *(rate for *_, rate in drawn)], HEIGHT - BOTTOM, TOP)
     foot = max(x.low, y.low / per_byte)
     roof = [(foot, foot * per_byte), (ridge, peak), (x.high, peak)]
     return Roofline(
-        points=tuple(Point(x.at(at or 0.0), y.at(rate or 0.0), layer, describe(layer)) for layer, at, rate in drawn),
+        points=tuple(
+            Point(x.at(at or 0.0), y.at(rate), layer, describe(layer, device.unit)) for layer, at, rate in drawn
+        ),
         roof=" ".join(f"{x.at(at)},{y.at(rate)}" for at, rate in roof),
         roof_y=y.at(peak),
         ridge=ridge,
@@ -81,13 +87,13 @@ def roofline(device: DeviceReport) -> Roofline | None:
     )
 
 
-def describe(layer: Layer) -> str:
+def describe(layer: Layer, unit: FlopUnit) -> str:
     """Return the numbers of a layer in a few lines."""
     lines = [layer.name]
     if layer.us:
         lines.append(f"{number(layer.us)} us by {layer.family}")
-    if layer.tflops:
-        lines.append(f"{layer.tflops:.3g} TFLOP/s, {layer.intensity:.3g} FLOP/byte")
+    if layer.flops_per_us:
+        lines.append(f"{unit.text(layer.flops_per_us, 3)}, {layer.intensity:.3g} FLOP/byte")
     if layer.gb_per_s:
         lines.append(f"{layer.gb_per_s:.4g} GB/s")
     if layer.share_of_limit:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autotune_cli.reports.records import DeviceReport, Report
+from autotune_cli.reports.sentences import size
 
 TIE = 0.01
 """Times that differ by less than this share count as equal: the spread of repeated tuning runs is about 1 %."""
@@ -111,7 +112,7 @@ def _compared(first: DeviceReport, second: DeviceReport) -> Comparison:
     ]
     plans = {network.key: network.us for network in second.networks if network.us}
     networks = [
-        ComparedTime(network.key, "", "", network.us, plans[network.key])
+        ComparedTime(f"{network.key}, {size(network)}", network.key, "", network.us, plans[network.key])
         for network in first.networks
         if network.us and network.key in plans
     ]

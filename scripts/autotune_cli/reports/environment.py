@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.core import format_bytes
+from autotune_cli.flop_rates import flop_unit
 from autotune_cli.reports.records import Layer, Trial
 from autotune_cli.reports.sentences import clock, plural
 from tuning_db import Store
@@ -20,7 +21,7 @@ def device_facts(device: Device, layers: Iterable[Layer]) -> Facts:
     """Return the rates of a device, its properties, and its clocks, temperature, power and throttling in the trials."""
     facts = [
         ("target", device.target),
-        ("highest arithmetic rate measured", f"{device.flops_per_us / 1e6:.4g} TFLOP/s"),
+        ("highest arithmetic rate measured", flop_unit(device.flops_per_us).text(device.flops_per_us)),
         ("highest memory rate measured", f"{device.bytes_per_us / 1e3:.4g} GB/s"),
     ]
     facts += [(_name(name), _value(name, value)) for name, value in device.details.items() if name in _PROPERTIES]

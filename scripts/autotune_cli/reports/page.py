@@ -14,7 +14,7 @@ from autotune_cli.reports import charts
 from autotune_cli.reports.comparison import Comparison
 from autotune_cli.reports.page_data import layers_data
 from autotune_cli.reports.records import Report
-from autotune_cli.reports.sentences import about, clock, plural
+from autotune_cli.reports.sentences import about, clock, plural, size
 
 _PAGE = Path(__file__).parent / "page"
 _SCRIPTS = ("tables.js", "tooltips.js", "layer.js")
@@ -49,6 +49,7 @@ def render(report: Report, other: str = "", comparisons: tuple[Comparison, ...] 
         comparisons=comparisons,
         charts=charts,
         sentences=about,
+        size=size,
         rooflines=[charts.roofline(device) for device in report.devices],
         histories=[[charts.history(run) for run in device.runs if run.best] for device in report.devices],
         style=Markup((_PAGE / "report.css").read_text()),

@@ -15,7 +15,7 @@ from autotune_cli.reports.records import DeviceReport, Importances, Layer, Repor
 def layers_data(report: Report) -> dict[str, Any]:
     """Return layer id -> what the view of the layer shows, for all devices."""
     return {
-        layer.id: _layer(layer, uses, device.name)
+        layer.id: _layer(layer, uses, device)
         for device in report.devices
         for uses in [_uses(device)]
         for layer in device.layers
@@ -32,7 +32,7 @@ def _uses(device: DeviceReport) -> Mapping[str, Sequence[str]]:
     return found
 
 
-def _layer(layer: Layer, uses: Mapping[str, Sequence[str]], device: str) -> dict[str, Any]:
+def _layer(layer: Layer, uses: Mapping[str, Sequence[str]], device: DeviceReport) -> dict[str, Any]:
     reasons = {one.family: one for one in layer.importances}
     families: dict[str, list[Trial]] = {}
     for trial in layer.trials:
@@ -40,8 +40,8 @@ def _layer(layer: Layer, uses: Mapping[str, Sequence[str]], device: str) -> dict
     return {
         "name": layer.name,
         "problem": layer.problem,
-        "device": device,
-        "about": describe(layer).splitlines()[1:],
+        "device": device.name,
+        "about": describe(layer, device.unit).splitlines()[1:],
         "winner": layer.winner,
         "winnerFamily": layer.family,
         "uses": uses.get(layer.id, []),

@@ -9,6 +9,7 @@ from typing import Any
 from autotune.codegen import KernelResources
 from autotune.runtime import ActivationPlace
 from autotune.tuner.optuna_export import Value
+from autotune_cli.flop_rates import FlopUnit, flop_unit
 
 OURS, CUDNN, TORCH = "ours", "cuDNN", "torch"
 """The runners of candidates: kernels of families, plans of cuDNN, and operators of torch (eager or by Inductor)."""
@@ -129,9 +130,9 @@ class Layer:
         return self.limit_us / self.us if self.limit_us and self.us else None
 
     @property
-    def tflops(self) -> float | None:
-        """Return the achieved TFLOP/s."""
-        return self.flops / self.us / 1e6 if self.flops and self.us else None
+    def flops_per_us(self) -> float | None:
+        """Return the achieved arithmetic rate in FLOP per microsecond."""
+        return self.flops / self.us if self.flops and self.us else None
 
     @property
     def gb_per_s(self) -> float | None:
@@ -224,6 +225,12 @@ class NetworkTime:
         """Return the sum of the layers' times."""
         return sum(layer.us for layer in self.layers)
 
+    @property
+    def flops(self) -> int | None:
+        """Return the floating-point operations of all layers; None if the problem of one is not known."""
+        known = [one.layer.flops or 0 for one in self.layers if one.layer]
+        return sum(known) if len(known) == len(self.layers) else None
+
     def has_times_of(self, runner: str) -> bool:
         """Return whether a layer's problem has a time of OURS, CUDNN or TORCH."""
         return any(one.layer and runner in one.layer.library_us for one in self.layers)
@@ -271,6 +278,11 @@ class DeviceReport:
     layers: tuple[Layer, ...]
     networks: tuple[NetworkTime, ...]
     runs: tuple[Run, ...]
+
+    @property
+    def unit(self) -> FlopUnit:
+        """Return the unit of arithmetic rates."""
+        return flop_unit(self.flops_per_us)
 
     def has_times_of(self, runner: str) -> bool:
         """Return whether a problem has a time of OURS, CUDNN or TORCH."""

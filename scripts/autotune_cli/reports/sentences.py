@@ -19,6 +19,12 @@ def clock(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
+def size(network: NetworkTime) -> str:
+    """Return what tells networks of the same class apart, such as "54 layers, 8.21 GFLOP"."""
+    work = f", {network.flops / 1e9:.3g} GFLOP" if network.flops else ""
+    return f"{plural(len(network.layers), 'layer')}{work}"
+
+
 def about(network: NetworkTime) -> Iterator[str]:
     """Yield sentences about the times of a network, and about what the database does not tell of it."""
     count = plural(len(network.layers), "layer")
