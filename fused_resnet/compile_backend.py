@@ -24,6 +24,7 @@ from autotune.core import AutotuneError, CaptureError, in_one_line, require_one_
 from autotune.ir import BYTE_PRECISIONS, Network, ToChannelsLast, TorchCall
 from autotune.runtime.engine import same_objects
 from fused_resnet.dynamo_graph import Unlifted, unlift
+from fused_resnet.inductor_backend import by_inductor
 from fused_resnet.model_source import Captured, check_precision
 from fused_resnet.module import FusedResNet
 from fused_resnet.torch_op import InputError
@@ -156,20 +157,23 @@ def autotune(
     except Exception as error:
         return _left("a graph", error, graph_module, example_inputs)
     if not unlifted.module.state_dict():
-        return _other_backend(graph_module, example_inputs)  # a piece between graph breaks: nothing to tune
+        return by_inductor(graph_module, example_inputs)  # a piece between graph breaks: nothing to tune
     compiled = CompiledGraph(unlifted, chosen)  # what it raises is about the database
     try:
         network = compiled.network([_concrete(example_inputs[position]) for position in unlifted.inputs])
     except Exception as error:
         return _left("a graph", error, graph_module, example_inputs)
     if all(isinstance(layer.problem, TorchCall | ToChannelsLast) for layer in network.layers):
-        return _other_backend(graph_module, example_inputs)
+        return by_inductor(graph_module, example_inputs)
     return compiled
 
 
 def _training_step(graph_module: fx.GraphModule, example_inputs: Sequence[Any], options: CompileOptions) -> Compiled:
-    """Return the callable that runs a graph with gradients: its convolutions on tuned kernels, the rest by Inductor."""
-    from fused_resnet.training import Winners, compile_step, graph_problems
+    """Return the callable that runs a graph with gradients: its convolutions on tuned kernels, the rest by Inductor.
+
+    A step that was faster without tuned kernels runs as torch runs it.
+    """
+    from fused_resnet.training import Winners, compile_step, graph_problems, known_faster_way, on_torch
 
     try:
         device = _training_device([one for one in example_inputs if isinstance(one, torch.Tensor)], options)
@@ -177,7 +181,7 @@ def _training_step(graph_module: fx.GraphModule, example_inputs: Sequence[Any], 
     except Exception as error:
         return _left("a training step", error, graph_module, example_inputs)
     if found is not None and not (found.named or found.others):
-        return _other_backend(graph_module, example_inputs)  # a piece between graph breaks
+        return by_inductor(graph_module, example_inputs)  # a piece between graph breaks
     if found is not None and options.tunes:
         try:
             with torch.inference_mode(False):
@@ -185,6 +189,8 @@ def _training_step(graph_module: fx.GraphModule, example_inputs: Sequence[Any], 
         except AutotuneError as error:  # no compiler, a full disk: the step runs on what there is
             warnings.warn(f"the tune ended early: {error}", stacklevel=2)
     winners = Winners(options.database, options.trusted_keys)
+    if found is not None and (way := known_faster_way(found, winners, device)):
+        return on_torch(way, graph_module, example_inputs)
     if found is not None:
         num_solved = sum(bool(winners.solutions(problem, device)) for problem in found.named.values())
         num_all = len(found.named) + found.others
@@ -387,19 +393,4 @@ def _left(what: str, error: Exception, graph_module: fx.GraphModule, example_inp
     if isinstance(error, RestartAnalysis):
         raise error  # a request to Dynamo
     warnings.warn(f"backend='autotune' leaves {what} to Inductor, because {in_one_line(error)}", stacklevel=3)
-    return _other_backend(graph_module, example_inputs)
-
-
-def _other_backend(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-    """Return Inductor's callable for a graph, or the graph itself if Inductor cannot compile here."""
-    from torch._dynamo.backends.registry import lookup_backend
-    from torch._dynamo.exc import RestartAnalysis
-
-    try:
-        inductor: Callable[..., Compiled] = lookup_backend("inductor")
-        return inductor(graph_module, list(example_inputs))
-    except RestartAnalysis:
-        raise  # a request to Dynamo
-    except Exception as error:  # no C++ compiler, no Triton, or a failure of Inductor
-        warnings.warn(f"Inductor cannot compile a graph, which runs without it: {in_one_line(error)}", stacklevel=3)
-        return graph_module.forward
+    return by_inductor(graph_module, example_inputs)

@@ -17,7 +17,7 @@ from autotune.ir import forms
 from fused_resnet.module import FusedResNet, InputError
 from fused_resnet.text_table import format_table, number, percent, shortened
 from fused_resnet.training.bound_problem import parsed, use
-from fused_resnet.training.compile import why_not_compiled
+from fused_resnet.training.compile import known_faster_way, why_not_compiled
 from fused_resnet.training.nodes import value
 from fused_resnet.training.norm_operators import BATCH_NORM_BACKWARD, MAX_POOL, MAX_POOL_PLACES
 from fused_resnet.training.norm_rewrite import rewrite_norms
@@ -25,6 +25,7 @@ from fused_resnet.training.norms import TrainedNorm
 from fused_resnet.training.operator import SOLVE, SOLVE_ALL
 from fused_resnet.training.passes import BACKWARD, FORWARD, passes
 from fused_resnet.training.rewrite import Rewrite
+from fused_resnet.training.step_plans import INDUCTOR
 from fused_resnet.training.step_problems import StepProblems, step_problems
 from fused_resnet.training.winners import Winners
 from fused_resnet.tuning import database
@@ -141,14 +142,17 @@ def _explained(model: nn.Module, inputs: Sequence[torch.Tensor], winners: Winner
     device = inputs[0].device
     kind = device.type
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    names = _names(step_problems(model, inputs, autocast))
-    reason = why_not_compiled(device)
+    found = step_problems(model, inputs, autocast)
+    names, reason = _names(found), why_not_compiled(device)
+    way = known_faster_way(found, winners, device)
     rows = [
         _row(names.get((text, is_backward)) or names.get((text, False), []), text, layout, count, winners, device)
-        for is_backward, graph in _rewritten(model, inputs, winners, device, reason is None)
+        for is_backward, graph in _graphs(model, inputs, None if way else winners, device, reason is None)
         for (text, layout), count in Counter(_calls(graph)).items()
     ]
     others = "Inductor's code" if reason is None else f"torch's operators one by one, because {reason}"
+    if way:
+        others = f"{'torch.compile' if way == INDUCTOR else 'eager torch'}, which was faster for the whole step"
     return StepExplanation(tuple(rows), others)
 
 
@@ -193,25 +197,26 @@ class _TracedError(Exception):
     """Ends a call of a compiled function once its graphs are known."""
 
 
-def _rewritten(
-    model: nn.Module, inputs: Sequence[torch.Tensor], winners: Winners, device: torch.device, is_compiled: bool
+def _graphs(
+    model: nn.Module, inputs: Sequence[torch.Tensor], winners: Winners | None, device: torch.device, is_compiled: bool
 ) -> list[tuple[bool, fx.Graph]]:
     """Return the graphs of the forward and of the backward pass as `compile_step` rewrites them.
 
-    A graph of the backward pass has True beside it.
+    Without winners they stay on torch's operators. A graph of the backward pass has True beside it.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import default_partition
 
     graphs: list[tuple[bool, fx.Graph]] = []
-    rewrite = Rewrite(winners, is_compiled)
+    rewrite = Rewrite(winners, is_compiled) if winners else None
 
     def partition(joint: fx.GraphModule, arguments: Sequence[Any], **options: Any) -> Any:
         parts = default_partition(joint, arguments, **options)
         for is_backward, part in enumerate(parts):
             graph = fx.Graph()
             graph.output(graph.graph_copy(part.graph, {}))
-            rewrite(graph)
+            if rewrite:
+                rewrite(graph)
             graphs.append((bool(is_backward), graph))
         return parts
 
@@ -221,8 +226,9 @@ def _rewritten(
     def backend(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         if not torch.is_grad_enabled():
             return graph_module.forward
-        use(winners)
-        rewrite_norms(graph_module, winners.database, device)
+        if winners:
+            use(winners)
+            rewrite_norms(graph_module, winners.database, device)
         compiler = lambda part, _: part.forward  # noqa: E731
         aot_autograd(fw_compiler=compiler, bw_compiler=compiler, partition_fn=partition)(graph_module, example_inputs)
         return stop

@@ -1,4 +1,7 @@
-"""Compiles a graph of Dynamo for training: Inductor's code with tuned kernels in place of torch's convolutions."""
+"""Compiles a graph of Dynamo for training: Inductor's code with tuned kernels in place of torch's convolutions.
+
+A step that was faster without these kernels in the comparison of a tune runs as torch runs it.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,15 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from autotune.core import CaptureError
 from autotune.libraries import inductor
+from fused_resnet.inductor_backend import by_inductor
 from fused_resnet.training.bound_problem import use
 from fused_resnet.training.norm_rewrite import rewrite_norms
 from fused_resnet.training.replay import StepReplay
 from fused_resnet.training.rewrite import Rewrite
+from fused_resnet.training.step_plans import EAGER, step_digest
+from fused_resnet.training.step_problems import StepProblems, graph_problems
 from fused_resnet.training.winners import Winners
 
 Compiled = Callable[..., Any]
@@ -32,6 +39,8 @@ def trainable(module: nn.Module, winners: Winners, device: torch.device, graph: 
     def backend(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
         if not torch.is_grad_enabled():
             return graph_module.forward
+        if way := _faster_way_of(graph_module, example_inputs, winners, device):
+            return on_torch(way, graph_module, example_inputs)
         return compile_step(graph_module, example_inputs, winners, device, graph)
 
     compiled: Compiled = torch.compile(module, backend=backend, dynamic=False)
@@ -74,6 +83,45 @@ def compile_step(
         return replay.step(compiled, example_inputs, direct=direct)
     warnings.warn(f"a training step runs on torch's operators beside the tuned kernels: {reason}", stacklevel=4)
     return _without_inductor(graph_module, example_inputs, rewrite)
+
+
+def known_faster_way(found: StepProblems, winners: Winners, device: torch.device) -> str | None:
+    """Return the way in which torch runs a step faster than our kernels do; None if it does not, or is not known to.
+
+    Args:
+        found: The problems of the step.
+        winners: The kernels.
+        device: The device of the step.
+
+    Raises:
+        DatabaseError: The database cannot be read.
+    """
+    ways = winners.faster_ways(device, is_compiled=why_not_compiled(device) is None)
+    return ways.get(step_digest(found.of_layers))
+
+
+def on_torch(way: str, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+    """Return the callable that runs a graph of Dynamo as torch does.
+
+    Args:
+        way: EAGER or INDUCTOR.
+        graph_module: The graph.
+        example_inputs: Dynamo's example of each argument.
+    """
+    return graph_module.forward if way == EAGER else by_inductor(graph_module, example_inputs)
+
+
+def _faster_way_of(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], winners: Winners, device: torch.device
+) -> str | None:
+    """Return what `known_faster_way` does for a graph of Dynamo; None without gradients or with dynamic sizes."""
+    if not winners.faster_ways(device, is_compiled=True):
+        return None  # finding the problems takes seconds for a deep network
+    try:
+        found = graph_problems(graph_module, example_inputs)
+    except CaptureError:
+        return None
+    return known_faster_way(found, winners, device) if found else None
 
 
 def why_not_compiled(device: torch.device) -> str | None:

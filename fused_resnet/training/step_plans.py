@@ -1,12 +1,13 @@
 """The plans of training steps: the kernel of each problem that is the fastest inside the whole step.
 
 A step's plan is stored as the plan of a network. Its layers are called by the texts of their problems, so a kernel is
-found for a problem whatever graph asks for it.
+found for a problem whatever graph asks for it. `details["torch_us"]` has the times of the step as torch runs it, in the
+rounds of the plan's time: a step that torch runs faster runs so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from autotune.ir import NetworkKey, Problem
@@ -14,10 +15,16 @@ from autotune.ir.network import digest_of
 from autotune.runtime import Candidate, candidate
 
 if TYPE_CHECKING:
-    from tuning_db.protocols import Database, Device
+    from tuning_db.protocols import Database, Device, Plan
 
 CLOSE = 1.25
 """How much slower alone than the fastest kernel one may be that is the fastest inside a step."""
+
+EAGER, INDUCTOR = "eager", "inductor"
+"""The ways in which torch runs a step: its operators one by one, and the code of torch.compile in its default mode."""
+
+NOTICEABLE = 1.02
+"""How many times faster than our kernels torch must run a step for a step to run without them."""
 
 _OF_A_STEP = ("step", "training")
 """The property of the key of a step's plan."""
@@ -30,10 +37,15 @@ def step_key(model: str, batch: int, dtype: str, problems: Iterable[Problem]) ->
         model: Name of the model.
         batch: Batch size.
         dtype: Dtype of the products.
-        problems: The problems of the step.
+        problems: The problems of the step. Of a step that is compared with torch they are those of its layers.
     """
     name = "_".join(model.split())  # a key's words are separated by spaces
-    return NetworkKey(name, batch, (("dtype", dtype), _OF_A_STEP), digest_of(sorted(map(str, problems))))
+    return NetworkKey(name, batch, (("dtype", dtype), _OF_A_STEP), step_digest(problems))
+
+
+def step_digest(problems: Iterable[Problem]) -> str:
+    """Return the digest of a step's problems, in any order."""
+    return digest_of(sorted(map(str, problems)))
 
 
 def planned_kernels(store: Database, device: Device) -> Mapping[str, Candidate]:
@@ -41,10 +53,42 @@ def planned_kernels(store: Database, device: Device) -> Mapping[str, Candidate]:
 
     Where several steps contain a problem, the plan of the one that was planned last counts.
     """
-    keys = [key for key in store.planned(device) if _OF_A_STEP in NetworkKey.parse(key).properties]
-    plans = [plan for key in keys if (plan := store.plan(device, key))]
     return {
         choice["layer"]: candidate(store, store.kernel(choice["kernel"]), choice["launch"])
-        for plan in plans
+        for _, plan in _plans(store, device)
         for choice in plan.choices
     }
+
+
+def faster_ways(store: Database, device: Device, is_compiled: bool) -> dict[str, str]:
+    """Return the ways in which torch runs steps faster than our kernels do, by the digests of the steps.
+
+    Where several plans have the same problems, the one that was planned last counts.
+
+    Args:
+        store: The database.
+        device: The device on which the steps were compared.
+        is_compiled: Whether Inductor can compile; if not, a step does not run by it.
+    """
+    found = {digest: faster_way(plan, is_compiled) for digest, plan in _plans(store, device)}
+    return {digest: way for digest, way in found.items() if way}
+
+
+def faster_way(plan: Plan, is_compiled: bool = True) -> str | None:
+    """Return the fastest way of torch to run a step, EAGER or INDUCTOR; None if our kernels are no slower.
+
+    Args:
+        plan: The plan of the step.
+        is_compiled: Whether Inductor can compile.
+    """
+    ways = {way: us for way, us in plan.details.get("torch_us", {}).items() if is_compiled or way != INDUCTOR}
+    fastest = min(ways, key=ways.__getitem__, default=None)
+    return fastest if fastest and plan.median_us > NOTICEABLE * ways[fastest] else None
+
+
+def _plans(store: Database, device: Device) -> Iterator[tuple[str, Plan]]:
+    """Yield the plans of steps with the digests of their problems, the newest last."""
+    for text in store.planned(device):
+        key = NetworkKey.parse(text)
+        if _OF_A_STEP in key.properties and (plan := store.plan(device, text)):
+            yield key.digest, plan

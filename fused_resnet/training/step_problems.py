@@ -69,6 +69,14 @@ class StepProblems:
     with_relus: Mapping[str, Problem] = field(default_factory=dict)
     with_sums: Mapping[str, Problem] = field(default_factory=dict)
 
+    @property
+    def of_layers(self) -> list[Problem]:
+        """The problems of the layers themselves, which identify a step.
+
+        What is fused depends on the graph around them, too, such as the loss.
+        """
+        return [*self.named.values(), *self.norms.values()]
+
     def to_tune(self) -> dict[str, Problem]:
         """Return the problems of all forms of the passes by name; the fastest form of a pass runs."""
         convolutions = {

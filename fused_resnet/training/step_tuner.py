@@ -10,25 +10,20 @@ What is fused, and what stays on torch's operators, follows from the times alone
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from math import inf
 from typing import Any
 
 import torch
-from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from autotune.core import NEVER, Deadline
 from autotune.ir import NetworkKey
 from autotune.measure import Call, interleave, median_interval, replay_sampler, timed
-from autotune.runtime import Candidate, candidate
 from autotune.runtime.engine import EngineError
-from fused_resnet.training.bound_problem import BoundProblem, Key, bound, counted_calls, exchange, parsed
-from fused_resnet.training.compile import trainable
+from fused_resnet.training.bound_problem import BoundProblem, Key, bound, exchange, parsed
 from fused_resnet.training.step_plans import CLOSE
+from fused_resnet.training.trained_step import TrainedModule, TunedStep, step_choices
 from fused_resnet.training.winners import Winners, layout_of
 from tuning_db import Store
-from tuning_db.plan_choices import plan_choice
 from tuning_db.schema import Device, PlanRow
 
 ALTERNATIVES = 2
@@ -36,26 +31,6 @@ ALTERNATIVES = 2
 ROUNDS, FINAL_ROUNDS = 9, 21
 """Interleaved rounds that compare two steps, and those of the last comparison, whose times are recorded."""
 _WARM_UPS = 2  # runs before a CUDA graph is captured
-
-
-@dataclass(frozen=True)
-class TrainedModule:
-    """A module and what a step computes with it.
-
-    Attributes:
-        module: The module, in training mode, on the device.
-        inputs: Its inputs.
-        autocast: The dtype of torch.autocast; None without.
-    """
-
-    module: nn.Module
-    inputs: tuple[torch.Tensor, ...]
-    autocast: torch.dtype | None = None
-
-    @property
-    def device(self) -> torch.device:
-        """The device that the step runs on."""
-        return self.inputs[0].device
 
 
 class StepTimer:
@@ -118,7 +93,7 @@ def tune_step_plan(
         older plan that was faster stays. None if no kernel of ours runs in the step.
     """
     winners = Winners(location, uses_plans=False)
-    step = _Step(trained, winners)
+    step = TunedStep(trained, winners)
     if not step.calls:
         return None
     chosen = step.kernels()
@@ -132,19 +107,18 @@ def tune_step_plan(
     settled, older = timed(settled_us), store.plan(row, str(key))
     if older and older.median_us < (settled.median_us or inf):
         return older
-    entries = [_entry(store, row, at[0], kernel.candidate) for at, kernel in chosen.items()]
     return store.replace_plan(
         older,
         device_id=row.id,
         network=str(key),
         median_us=settled.median_us,
         spread_us=settled.spread_us,
-        choices=[entry for entry in entries if entry],
+        choices=step_choices(store, row, chosen),
         details={"alone_us": timed(first_us).median_us, "samples_us": settled.samples_us, "alternatives": []},
     )
 
 
-def _settled(step: _Step, timer: StepTimer, winners: Winners, until: Deadline) -> tuple[list[float], list[float]]:
+def _settled(step: TunedStep, timer: StepTimer, winners: Winners, until: Deadline) -> tuple[list[float], list[float]]:
     """Exchange kernels as long as that makes a step faster.
 
     Returns:
@@ -162,7 +136,7 @@ def _settled(step: _Step, timer: StepTimer, winners: Winners, until: Deadline) -
     return first_us, next((one for one in others if _is_shorter(one, first_us)), first_us)
 
 
-def _moves(step: _Step, winners: Winners, until: Deadline) -> Iterator[tuple[Key, BoundProblem]]:
+def _moves(step: TunedStep, winners: Winners, until: Deadline) -> Iterator[tuple[Key, BoundProblem]]:
     """Yield kernels to try, each for a problem whose weight it reads in the layout of the graph."""
     known = {at: winners.kernels(parsed(at[0]), at[-1]) for at in step.calls}
     fastest_us = {at: min(choice.expected_us or inf for choice in known[at]) for at in step.calls}
@@ -180,49 +154,7 @@ def _moves(step: _Step, winners: Winners, until: Deadline) -> Iterator[tuple[Key
             yield at, other
 
 
-class _Step:
-    """A compiled step, whose kernels can be exchanged. A call computes the gradients of all parameters.
-
-    Args:
-        trained: The module.
-        winners: The kernels.
-
-    Attributes:
-        calls: What the step asks kernels for, and how often.
-    """
-
-    def __init__(self, trained: TrainedModule, winners: Winners) -> None:
-        self._trained = trained
-        self._module = trainable(trained.module, winners, trained.device, graph=False)
-        self._parameters = [one for one in trained.module.parameters() if one.requires_grad]
-        self()  # compiles it
-        with counted_calls() as calls:
-            self()
-        self.calls = dict(calls)
-
-    def kernels(self) -> dict[Key, BoundProblem]:
-        """Return the kernels that the next call runs."""
-        return {at: bound(*at) for at in self.calls}
-
-    def __call__(self) -> None:
-        device, dtype = self._trained.device.type, self._trained.autocast
-        with torch.enable_grad():
-            with torch.autocast(device, dtype, enabled=dtype is not None):
-                found = tree_leaves(self._module(*self._trained.inputs))
-            results = [one for one in found if isinstance(one, torch.Tensor) and one.requires_grad]
-            ones = [torch.ones_like(one) for one in results]
-            torch.autograd.grad(results, self._parameters, ones, allow_unused=True)
-
-
 def _is_shorter(ours: Sequence[float], theirs: Sequence[float]) -> bool:
     """Return whether the samples of one step are shorter than those of another in the same rounds, beyond noise."""
     ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
     return median_interval(ratios)[1] < 1
-
-
-def _entry(store: Store, row: Device, problem: str, chosen: Candidate) -> dict[str, Any] | None:
-    """Return the entry of a problem in the database's plan; None if no time of its kernel is stored."""
-    for measured in store.ranking(row, problem):
-        if candidate(store, measured.kernel, measured.launch) == chosen:
-            return plan_choice(problem, measured.kernel_id, chosen.launch, measured.median_us)
-    return None

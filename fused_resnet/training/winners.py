@@ -9,6 +9,7 @@ from math import inf
 
 import torch
 
+from autotune.core import device_name
 from autotune.ir import (
     Conv2dWgrad,
     Convolution,
@@ -23,7 +24,7 @@ from autotune.ir import (
 )
 from autotune.libraries import aten, cudnn_names
 from autotune.runtime import Candidate, KernelChoice, choices, usable_devices
-from fused_resnet.training.step_plans import CLOSE, planned_kernels
+from fused_resnet.training.step_plans import CLOSE, faster_ways, planned_kernels
 from tuning_db import open_reader
 from tuning_db.location import file_of, is_address
 
@@ -191,6 +192,19 @@ class Winners:
                 row = next((row for row, _ in usable_devices(store, device)), None)
                 self._planned[device] = planned_kernels(store, row) if row else {}
         return self._planned[device].get(str(problem)) == choice.candidate
+
+    def faster_ways(self, device: torch.device, is_compiled: bool) -> Mapping[str, str]:
+        """Return the ways in which torch runs steps faster than our kernels do; raises as `solutions` does.
+
+        Args:
+            device: The device; times of another one say nothing about it.
+            is_compiled: Whether Inductor can compile.
+        """
+        if not self._uses_plans:
+            return {}
+        with open_reader(self.database, self._trusted_keys) as store:
+            row = store.device(device_name(device))
+            return faster_ways(store, row, is_compiled) if row else {}
 
     def stamp(self) -> str | None:
         """Return a text that changes with the database; None if it is on a server, whose state has no such text."""

@@ -1,4 +1,7 @@
-"""The end of `autotune tune --train`: the kernels of the step are chosen inside the whole step, on a GPU."""
+"""The end of `autotune tune --train`: the step as a whole.
+
+On a GPU its kernels are chosen inside the whole step. On a CPU the step is compared with the step as torch runs it.
+"""
 
 from __future__ import annotations
 
@@ -10,50 +13,89 @@ from rich.console import Console
 
 from autotune.core import Deadline, device_name
 from autotune.ir import DTYPES
+from autotune.measure import THROTTLED
 from autotune_cli.record import one_line
 from autotune_cli.tune_request import StepRequest
 from fused_resnet.precisions import TF32
-from fused_resnet.training.step_plans import step_key
-from fused_resnet.training.step_tuner import TrainedModule, tune_step_plan
+from fused_resnet.training import step_problems
+from fused_resnet.training.step_comparison import compare_step
+from fused_resnet.training.step_plans import EAGER, INDUCTOR, faster_way, step_key
+from fused_resnet.training.step_tuner import tune_step_plan
+from fused_resnet.training.trained_step import TrainedModule
 from tuning_db import Store
+from tuning_db.schema import Device, PlanRow
+
+RUNNERS = {EAGER: "eager torch", INDUCTOR: "torch.compile"}
+"""The ways in which torch runs a step, as users call them."""
 
 
 def settle(
     console: Console, store: Store, location: str, request: StepRequest, device: torch.device, until: Deadline
 ) -> None:
-    """Choose and record the kernels of a step, and print the result.
+    """Choose the kernels of a step or compare it with torch, record the result, and print it.
 
     Args:
         console: Where it is printed.
         store: The database, in which the problems of the step were tuned.
         location: Its path or URL.
         request: The step.
-        device: The GPU.
-        until: Deadline of the search.
+        device: The device.
+        until: Deadline of the search or comparison.
     """
-    key = step_key(request.model.name, request.batch, request.dtype, request.problems)
     row, plan, reason = store.device(device_name(device)), None, "none of them runs in the step"
     if until.is_over or row is None:
         reason = "the budget has ended"
     else:
         torch._dynamo.reset()  # which compiles only some steps of one class
         with (
-            console.status("choosing kernels inside the whole step"),
+            console.status("timing the whole step"),
             torch.backends.cudnn.flags(allow_tf32=request.precision == TF32),
         ):
             try:
-                plan = tune_step_plan(store, location, row, _trained(request, device), key, until)
+                plan = _plan(store, location, request, row, device, until)
             except Exception as error:  # compiling may fail in any way, and the problems are tuned
                 reason = one_line(error)
     if plan is None:
         console.print(f"The kernels run as they are the fastest alone: {reason}", highlight=False, markup=False)
         return
+    text = chosen_text(plan) if device.type == "cuda" else compared_text(plan)
+    console.print(f"[bold]{request.title}:[/] {text}", highlight=False)
+
+
+def _plan(
+    store: Store, location: str, request: StepRequest, row: Device, device: torch.device, until: Deadline
+) -> PlanRow | None:
+    trained = _trained(request, device)
+    names = request.model.name, request.batch, request.dtype
+    if device.type == "cuda":
+        return tune_step_plan(store, location, row, trained, step_key(*names, request.problems), until)
+    found = step_problems(trained.module, trained.inputs, trained.autocast)
+    return compare_step(store, location, row, trained, step_key(*names, found.of_layers), until)
+
+
+def chosen_text(plan: PlanRow) -> str:
+    """Return a sentence about the plan of a step whose kernels were chosen inside the whole step."""
     gain = plan.details["alone_us"] / plan.median_us
-    console.print(
-        f"[bold]{request.title}:[/] {plan.median_us:.1f} us as one CUDA graph, {gain:.3f}x faster than with the "
-        "kernels that are the fastest alone",
-        highlight=False,
-    )
+    than = "with the kernels that are the fastest alone"
+    return f"{plan.median_us:.1f} us as one CUDA graph, {gain:.3f}x faster than {than}"
+
+
+def compared_text(plan: PlanRow) -> str:
+    """Return a sentence about the plan of a step that was compared with torch: the times, and what runs the step."""
+    ours, torch_us = plan.median_us, plan.details["torch_us"]
+    ratios = [
+        f"{us / ours:.2f}x faster than {RUNNERS[way]} ({us:.1f} us)"
+        if us > ours
+        else f"{ours / us:.2f}x slower than {RUNNERS[way]} ({us:.1f} us)"
+        for way, us in torch_us.items()
+    ]
+    if INDUCTOR not in torch_us:
+        ratios.append(f"not compared with {RUNNERS[INDUCTOR]}")
+    if plan.details.get(THROTTLED):
+        ratios.append("while other processes slowed the device down: tune again")
+    way = faster_way(plan)
+    runner = f"{RUNNERS[way]} runs" if way else "these kernels run"
+    return f"{ours:.1f} us on the kernels of the database, {', '.join(ratios)}; {runner} the step"
 
 
 def _trained(request: StepRequest, device: torch.device) -> TrainedModule:

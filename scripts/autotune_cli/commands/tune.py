@@ -288,13 +288,15 @@ def _tune_group(
 
 
 def _settled_steps(requests: Sequence[TuneRequest], bench: Bench, found: Machines) -> list[StepRequest]:
-    """Return the training steps whose kernels are chosen in the whole step, on a GPU of this machine.
+    """Return the training steps that are timed as a whole, on a device of this machine.
 
-    On a CPU little depends on what runs before a kernel.
+    On a GPU their kernels are chosen in the whole step, which Inductor must compile for that.
     """
     steps = [one for one in requests if isinstance(one, StepRequest)]
-    if not (steps and bench.device and bench.arch.is_cuda and found.are_here):
+    if not (steps and bench.device and found.are_here):
         return []
+    if not bench.arch.is_cuda:
+        return steps
     from fused_resnet.training.compile import why_not_compiled  # imports torch's compiler, which takes seconds
 
     return [] if why_not_compiled(torch.device(bench.device)) else steps

@@ -1,0 +1,99 @@
+"""A training step that is timed: the gradients of all parameters of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from autotune.runtime import Candidate, candidate
+from fused_resnet.training.bound_problem import BoundProblem, Key, bound, counted_calls
+from fused_resnet.training.compile import trainable
+from fused_resnet.training.winners import Winners
+from tuning_db import Store
+from tuning_db.plan_choices import plan_choice
+from tuning_db.schema import Device
+
+
+@dataclass(frozen=True)
+class TrainedModule:
+    """A module and what a step computes with it.
+
+    Attributes:
+        module: The module, in training mode, on the device.
+        inputs: Its inputs.
+        autocast: The dtype of torch.autocast; None without.
+    """
+
+    module: nn.Module
+    inputs: tuple[torch.Tensor, ...]
+    autocast: torch.dtype | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the step runs on."""
+        return self.inputs[0].device
+
+
+class Step:
+    """A step as one call, which computes the gradients of all parameters.
+
+    Args:
+        trained: The module.
+        forward: Its forward pass, such as the module itself.
+    """
+
+    def __init__(self, trained: TrainedModule, forward: Callable[..., Any]) -> None:
+        self._trained, self._forward = trained, forward
+        self._parameters = [one for one in trained.module.parameters() if one.requires_grad]
+
+    def __call__(self) -> None:
+        """Run the step; the gradients are not kept."""
+        device, dtype = self._trained.device.type, self._trained.autocast
+        with torch.enable_grad():
+            with torch.autocast(device, dtype, enabled=dtype is not None):
+                found = tree_leaves(self._forward(*self._trained.inputs))
+            results = [one for one in found if isinstance(one, torch.Tensor) and one.requires_grad]
+            ones = [torch.ones_like(one) for one in results]
+            torch.autograd.grad(results, self._parameters, ones, allow_unused=True)
+
+
+class TunedStep(Step):
+    """A compiled step on tuned kernels, which can be exchanged.
+
+    Args:
+        trained: The module.
+        winners: The kernels.
+
+    Attributes:
+        calls: What the step asks kernels for, and how often.
+    """
+
+    def __init__(self, trained: TrainedModule, winners: Winners) -> None:
+        super().__init__(trained, trainable(trained.module, winners, trained.device, graph=False))
+        self()  # compiles it
+        with counted_calls() as calls:
+            self()
+        self.calls = dict(calls)
+
+    def kernels(self) -> dict[Key, BoundProblem]:
+        """Return the kernels that the next call runs."""
+        return {at: bound(*at) for at in self.calls}
+
+
+def step_choices(store: Store, row: Device, kernels: Mapping[Key, BoundProblem]) -> list[dict[str, Any]]:
+    """Return the entries of a step's plan for its kernels, without those of which no time is stored."""
+    entries = [_entry(store, row, at[0], kernel.candidate) for at, kernel in kernels.items()]
+    return [entry for entry in entries if entry]
+
+
+def _entry(store: Store, row: Device, problem: str, chosen: Candidate) -> dict[str, Any] | None:
+    """Return the entry of a problem in the database's plan; None if no time of its kernel is stored."""
+    for measured in store.ranking(row, problem):
+        if candidate(store, measured.kernel, measured.launch) == chosen:
+            return plan_choice(problem, measured.kernel_id, chosen.launch, measured.median_us)
+    return None
