@@ -22,6 +22,7 @@ Group = argparse._ActionsContainer
 
 MODEL = "se_resnet9_fixup, unet, torchvision:NAME, FILE.onnx, or FILE.py:FUNCTION, which returns an nn.Module"
 PRECISION = "; ".join(f"{name}: {meaning}" for name, meaning in PRECISIONS.items()) + " (docs/guide/precision.md)"
+RECORDS = "benchmarks in the folder of a checkout, else the current folder"
 
 # -- shared options ----------------------------------------------------------------------------------------------------
 
@@ -67,7 +68,7 @@ def add_precision(group: Group) -> None:
 
 def add_record(group: Group, name: str) -> None:
     """Add --out and --name, the folder and the file name of a record; `name` describes the default."""
-    group.add_argument("--out", default="benchmarks", metavar="DIR", help="folder of the record (default benchmarks)")
+    group.add_argument("--out", type=Path, metavar="DIR", help=f"folder of the record (default {RECORDS})")
     group.add_argument("--name", metavar="STEM", help=f"file name of the record without suffix (default {name})")
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from autotune_cli.command_line import add_device, gpu_numbers, names, positive, sizes
+from autotune_cli.command_line import RECORDS, add_device, gpu_numbers, names, positive, sizes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,5 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--devices", type=gpu_numbers, metavar="N,...", help="the GPUs that share the networks (default 0)"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE.json", help="the record (default benchmarks/networks-DEVICE)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE.json", help=f"the record (default networks-DEVICE.json in {RECORDS})"
+    )
     parser.add_argument("--show", type=Path, metavar="FILE.json", help="only print and draw a record")

@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from autotune_cli.command_line import positive
+from autotune_cli.command_line import RECORDS, positive
 
 RECORDING = Path("tests/data/search_h200.json.gz")
 
@@ -38,7 +38,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rounds", type=positive, default=15, metavar="N", help="interleaved rounds (default 15)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the databases and the tuner's output here")
-    parser.add_argument(
-        "--out", type=Path, default=Path("benchmarks"), metavar="DIR", help="folder of the record (default benchmarks)"
-    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help=f"folder of the record (default {RECORDS})")
     parser.add_argument("options", nargs=argparse.REMAINDER, help="options of autotune tune, after --")

@@ -40,7 +40,7 @@ from rich.table import Table
 
 from autotune.runtime import batches
 from autotune_cli.command_line import add_record, positive
-from autotune_cli.record import one_line, provenance, write
+from autotune_cli.record import one_line, provenance, record_folder, write
 from fused_resnet import FusedResNet
 from fused_resnet.explain import Explanation
 from fused_resnet.model_source import Named
@@ -143,7 +143,7 @@ def main(options: argparse.Namespace) -> int:
         "counts": {kind: dict(count) for kind, count in counts.items()},
         "faults": faults,
     }
-    write(record, Path(options.out) / f"{options.name or 'tamper-cpu'}.json")
+    write(record, record_folder(options.out) / f"{options.name or 'tamper-cpu'}.json")
     return int(bool(faults))
 
 

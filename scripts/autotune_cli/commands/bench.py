@@ -44,7 +44,7 @@ from autotune_cli.command_line import (
     torch_device,
 )
 from autotune_cli.models import Model
-from autotune_cli.record import one_line, provenance, slug, write
+from autotune_cli.record import one_line, provenance, record_folder, slug, write
 from autotune_cli.training_steps import STEPS, gradients
 from autotune_cli.training_steps import eager as eager_step
 from fused_resnet.networks import se_resnet9_fixup
@@ -128,7 +128,7 @@ def main(arguments: argparse.Namespace) -> None:
     }
     mode = ("-train-amp" if arguments.amp else "-train") if arguments.train else ""
     name = arguments.name or default_name(model.name, device, arguments.precision or dtype) + mode
-    path = Path(arguments.out) / f"{name}.json"
+    path = record_folder(arguments.out) / f"{name}.json"
     ran = False
     for batch in arguments.batch:
         pause = arguments.pause and batch == arguments.batch[0]
@@ -142,6 +142,7 @@ def main(arguments: argparse.Namespace) -> None:
         kind = f"{model.name}, training step" if arguments.train else model.name
         kind += ", backward in the calling thread" if arguments.one_thread else ""
         show(results, f"{kind}, {arguments.precision or dtype}, batch {batch}, {record['machine']['device']}")
+    print(f"wrote {path}")
     if not ran:
         raise AutotuneError("no variant ran: the reasons stand below each table")
     plot(path)

@@ -23,12 +23,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from autotune.core import AutotuneError, device_name
 from autotune.libraries import cudnn
-from autotune_cli.command_line import positive
+from autotune_cli.command_line import RECORDS, positive
 from autotune_cli.layers.comparison import CHOOSING_ROUNDS, FINALISTS, SLOW, Job
 from autotune_cli.layers.layer_sets import LAYERS, known_sets, layer_set, title
 from autotune_cli.layers.process import ComparisonProcess
 from autotune_cli.layers.report import draw, read, show, summary
-from autotune_cli.record import provenance, slug, write
+from autotune_cli.record import provenance, record_folder, slug, write
 from tuning_db import Store
 
 LEAST_ROUNDS = 30
@@ -64,7 +64,7 @@ def main(args: argparse.Namespace) -> int:
         raise AutotuneError("torch sees no NVIDIA GPU: layers are compared with cuDNN on one")
     Store.open(args.db).close()  # errors of the database come before the measurements
     device = torch.device("cuda:0")
-    place = args.json or Path("benchmarks") / f"layers-{path.stem}-{slug(device_name(device))}.json"
+    place = args.json or record_folder(None) / f"layers-{path.stem}-{slug(device_name(device))}.json"
     record: dict[str, Any] = {
         **provenance(device),
         "cudnn": cudnn_versions(device),
@@ -113,7 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     results = parser.add_argument_group("results")
     results.add_argument(
-        "--json", type=Path, metavar="FILE", help="the record (default benchmarks/layers-SET-GPU.json)"
+        "--json", type=Path, metavar="FILE", help=f"the record (default layers-SET-GPU.json in {RECORDS})"
     )
     results.add_argument("--chart", type=Path, metavar="FILE", help="the chart (default: beside the record)")
     results.add_argument("--show", type=Path, metavar="FILE.json", help="only print and draw a record")

@@ -25,7 +25,7 @@ from autotune.core import AutotuneError, require_one_of
 from autotune_cli import chart, networks_chart
 from autotune_cli.command_line import names, require_gpus, torch_device
 from autotune_cli.commands.bench import PREPARED
-from autotune_cli.record import one_line, provenance, slug, write
+from autotune_cli.record import one_line, provenance, record_folder, slug, write
 from autotune_cli.speedups import PEERS, Row, mean, rows
 
 UNET = "unet"
@@ -57,7 +57,7 @@ def main(arguments: argparse.Namespace) -> int:
         require_one_of("network", name, list(NETWORKS))
     device = torch_device(arguments.device)
     about = provenance(device)
-    path = arguments.out or Path("benchmarks") / f"networks-{slug(about['machine']['device'])}.json"
+    path = arguments.out or record_folder(None) / f"networks-{slug(about['machine']['device'])}.json"
     known = _read(path)["networks"] if path.is_file() else {}
     record: dict[str, Any] = {**about, "method": METHOD, "budget": arguments.budget, "networks": known}
     wanted = arguments.only or [name for name in NETWORKS if name not in known]

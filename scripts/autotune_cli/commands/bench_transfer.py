@@ -16,7 +16,7 @@ from rich.table import Table
 from autotune.ir import DTYPES
 from autotune_cli import models, timing
 from autotune_cli.command_line import torch_device
-from autotune_cli.record import provenance, slug, write
+from autotune_cli.record import provenance, record_folder, slug, write
 from autotune_cli.timed_tune import timed_tune
 from fused_resnet import FusedResNet
 
@@ -95,6 +95,6 @@ def _finish(
         "speedup": vars(ratio),
     }
     stem = arguments.name or f"transfer-{model.name}-{slug(record['machine']['device'])}"
-    path = Path(arguments.out) / f"{stem}.json"
+    path = record_folder(arguments.out) / f"{stem}.json"
     write(record, path)
     console.print(f"wrote {path}")

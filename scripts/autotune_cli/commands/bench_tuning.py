@@ -21,7 +21,7 @@ from autotune.measure import Worker
 from autotune.runtime import candidate
 from autotune.search import Space, SpaceTrace, TuneTrace
 from autotune.tuner import Progress, Tuner, TunerOptions
-from autotune_cli.record import provenance, slug, write
+from autotune_cli.record import provenance, record_folder, slug, write
 from autotune_cli.timed_tune import timed_tune
 from tuning_db import Store
 from tuning_db.schema import Measurement
@@ -128,7 +128,7 @@ def main(args: argparse.Namespace) -> int:
         "seconds": seconds,
         "times_us": times,
     }
-    path = args.out / f"tuning-{slug(record['machine']['device'])}.json"
+    path = record_folder(args.out) / f"tuning-{slug(record['machine']['device'])}.json"
     write({**record, "sums_us": sums}, path)
     print(f"wrote {path}")
     return 0

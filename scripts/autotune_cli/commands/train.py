@@ -18,7 +18,7 @@ from autotune.core import AutotuneError
 from autotune.ir import DTYPES
 from autotune_cli import synthetic_dataset, training_chart
 from autotune_cli.command_line import torch_device
-from autotune_cli.record import provenance, slug, write
+from autotune_cli.record import provenance, record_folder, slug, write
 from autotune_cli.training_curves import OURS, POINTS, TORCH, Run, compared
 from fused_resnet.compile_backend import autotune
 from fused_resnet.networks.se_resnet9_fixup import SEResNet9Fixup
@@ -61,7 +61,7 @@ def main(arguments: argparse.Namespace) -> None:
     dtype = arguments.dtype or ("f16" if device.type == "cuda" else "f32")
     about = provenance(device)
     name = arguments.name or f"train-se_resnet9_fixup-{slug(about['machine']['device'])}-{dtype}"
-    path = Path(arguments.out) / f"{name}.json"
+    path = record_folder(arguments.out) / f"{name}.json"
     options = ("steps", "batch", "images", "seeds")
     record = {
         **about,
