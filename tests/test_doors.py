@@ -94,17 +94,14 @@ def test_all_doors_find_the_same_and_leave_nothing_to_each_other(name, inductor,
         assert all(one[family] <= 2 * min(one.values()) for one in times for family in winners), (text, times)
     for door, other in SECOND.items():
         path = databases[door]
-        is_slowed, before = was_slowed(path), counts(path)
+        if was_slowed(path):
+            continue  # a later run takes these times again
+        before = counts(path)
         capsys.readouterr()
         torch.compiler.reset()
         DOORS[other](what, path)
-        after = counts(path)
-        if is_slowed:  # what was timed on a busy machine is timed again, and nothing is searched again
-            timed = [name for name in after if name.partition(":")[0] in ("measurement", "plan")]
-            before, after = ({key: one[key] for key in one if key not in timed} for one in (before, after))
-        else:
-            assert "tuning" not in capsys.readouterr().err
-        assert after == before, f"{other} starts a search on the database of {door}"
+        assert counts(path) == before, f"{other} starts a run on the database of {door}"
+        assert "tuning" not in capsys.readouterr().err
 
 
 # -- what each door requests -------------------------------------------------------------------------------------------
