@@ -70,7 +70,7 @@ from tuning_db.location import Location, file_of, is_address
 from tuning_db.postgres_backend import name_of
 
 STEP_SHARE = 0.25
-"""Share of a run's time in which kernels are chosen inside a whole training step."""
+"""Share of a run's time that is left for training steps as a whole."""
 
 
 def problem_help() -> str:
