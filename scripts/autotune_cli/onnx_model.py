@@ -56,7 +56,10 @@ def load(path: Path) -> tuple[nn.Module, tuple[int, ...] | None]:
     if not path.is_file():
         raise AutotuneError(f"there is no file '{path}': --model FILE.onnx names one")
     if missing := [name for name in ("onnx", "onnx2torch") if importlib.util.find_spec(name) is None]:
-        raise AutotuneError(f"'{path}' needs {' and '.join(missing)}: pip install 'autotune-cutlass[onnx]'")
+        torch_kept = f"torch=={torch.__version__.partition('+')[0]}"  # else pip replaces it by the newest
+        raise AutotuneError(
+            f"'{path}' needs {' and '.join(missing)}: pip install 'autotune-cutlass[onnx]' {torch_kept}"
+        )
     import onnx
 
     try:

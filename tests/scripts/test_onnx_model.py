@@ -10,6 +10,8 @@ from autotune.core import AutotuneError
 from autotune.ir import TorchCall
 from autotune_cli import models
 
+VERSION = torch.__version__.partition("+")[0]
+
 
 class Residual(nn.Module):
     """A small network with a residual block, pools and a classifier."""
@@ -70,7 +72,7 @@ def test_a_missing_package_names_the_extra(tmp_path, monkeypatch):
     path = tmp_path / "some.onnx"
     path.write_bytes(b"")
     monkeypatch.setitem(sys.modules, "onnx2torch", None)
-    with pytest.raises(AutotuneError, match=r"onnx2torch: pip install 'autotune-cutlass\[onnx\]'"):
+    with pytest.raises(AutotuneError, match=rf"onnx2torch: pip install 'autotune-cutlass\[onnx\]' torch=={VERSION}$"):
         models.load(str(path), None, None)
 
 
