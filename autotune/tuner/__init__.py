@@ -29,6 +29,7 @@ from autotune.tuner.session import (
     inductor_modes,
     missing,
     missing_problems,
+    network_request,
     refuse_other_timing,
     step_request,
 )
@@ -72,6 +73,7 @@ __all__ = [
     "local_devices",
     "missing",
     "missing_problems",
+    "network_request",
     "outcome_text",
     "pareto_candidates",
     "refuse_other_timing",

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from autotune.core import Architecture, DeviceKind, LibraryError, architecture, cpu_targets, device_arch, of_capability
 from autotune.families import serving
-from autotune.ir import Conv2dGradientSums, Conv2dStatistics, Network, Problem
+from autotune.ir import Conv2dGradientSums, Conv2dStatistics, Network, Problem, TorchCall
 from autotune.libraries import inductor
 from autotune.measure import BUFFERS, THROTTLED, TIMERS, Timing
 from autotune.tuner.finals import ONLY, TRIALS
@@ -69,6 +69,17 @@ def step_request(name: str, title: str, named: Sequence[tuple[str, Problem]], ar
     fused = (Conv2dStatistics, Conv2dGradientSums)
     kept = [one for one in named if not isinstance(one[1], fused) or serving(one[1], arch)]
     return TuneRequest(name, title, kept, is_step=True)
+
+
+def network_request(name: str, title: str, network: Network, arch: Architecture) -> TuneRequest:
+    """Return the request for a network on an architecture: its layers, and those of its alternatives.
+
+    Layers of alternatives that no family serves are left out: nothing would be faster than the layers they replace. So
+    are not calls of torch's operators, which Inductor compiles, such as the network as a whole.
+    """
+    others = network.all_layers[len(network.layers) :]
+    kept = [one for one in others if isinstance(one.problem, TorchCall) or serving(one.problem, arch)]
+    return TuneRequest(name, title, [(one.name, one.problem) for one in (*network.layers, *kept)], network)
 
 
 @dataclass(frozen=True)
@@ -183,16 +194,14 @@ def missing(store: Store, bench: Bench, network: Network, searched: Searched) ->
     """
     assert bench.name
     row = store.device(bench.name)
-    whole = network.whole.layers if network.whole else ()
-    named = [(layer.name, layer.problem) for layer in network.layers]
-    extra = [layer for layer in network.all_layers[len(named) :] if layer not in whole]
-    named += [(layer.name, layer.problem) for layer in extra if serving(layer.problem, bench.arch)]
-    named = missing_problems(store, bench, named, searched)
+    whole = [layer.problem for layer in network.whole.layers] if network.whole else []
+    request = network_request(network.identity.model, network.key, network, bench.arch)
+    layers = [one for one in request.named if one[1] not in whole]
+    named = missing_problems(store, bench, layers, searched)
     is_planned = bench.arch.is_cuda or bool(whole)
     if row and not named and (not is_planned or _is_compared(store, row, network, searched)):
         return None
-    named += [(layer.name, layer.problem) for layer in whole]
-    return TuneRequest(network.identity.model, network.key, named, network)
+    return replace(request, named=[*named, *(one for one in request.named if one[1] in whole)])
 
 
 def missing_problems(

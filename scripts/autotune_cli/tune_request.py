@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from autotune.core import Architecture, ProblemError, UnknownNameError
 from autotune.ir import all_forms, dtype_name, parse
-from autotune.tuner import TuneRequest, step_request
+from autotune.tuner import TuneRequest, network_request, step_request
 from autotune_cli import models
 from autotune_cli.problem_file import read_problems
 from fused_resnet.model_source import PRODUCTS
@@ -93,9 +93,7 @@ def tune_requests(
             continue
         network = model.network(batch, dtype, args.precision)
         title = f"{model.name}, batch {batch}, {dtype}{suffix}"
-        requests.append(
-            TuneRequest(model.name, title, [(layer.name, layer.problem) for layer in network.all_layers], network)
-        )
+        requests.append(network_request(model.name, title, network, arch))
     return requests
 
 

@@ -100,9 +100,9 @@ def show_gaps(console: Console, tuner: Tuner, requests: Sequence[TuneRequest], v
         for name, problem in request.named[:needed]:
             if reason := _why_not_searched(tuner, problem):
                 gaps.setdefault(reason, {})[name] = None
-        for name, problem in request.named[needed:]:  # the layers of the alternatives
-            if not isinstance(problem, TorchCall) and not serving(problem, arch):
-                unmade[name] = None
+        for layer in request.network.all_layers[needed:] if request.network else ():  # those of the alternatives
+            if not isinstance(layer.problem, TorchCall) and not serving(layer.problem, arch):
+                unmade[layer.name] = None
     for reason, names in gaps.items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         console.print(f"{', '.join(list(names)[:3])}{more}: {reason}.", markup=False)
