@@ -22,10 +22,12 @@ RUNTIME = {
             "networks",
             "old_pickles",
             "plan_warnings",
+            "precisions",
             "quantization",
             "result",
             "result_tensors",
             "torch_op",
+            "weight_changes",
         ),
     },
     "tuning_db": {
