@@ -39,15 +39,15 @@ def sliced_reference(
     """
     numbers = sum(math.prod(operand.shape) for operand in problem.operands() if operand.role == "output")
     slices = ceil_div(numbers * dtype.itemsize, most_bytes)
-    rows = _rows(problem) if slices > 1 else None
+    rows = rows_of_image(problem) if slices > 1 else None
     if rows is None:
-        return compute(problem, {name: tensor.to(dtype) for name, tensor in tensors.items()}, scalars)
-    shared = {name: tensor.to(dtype) for name, tensor in tensors.items() if name not in rows}
+        return compute(problem, {name: in_dtype(tensor, dtype) for name, tensor in tensors.items()}, scalars)
+    shared = {name: in_dtype(tensor, dtype) for name, tensor in tensors.items() if name not in rows}
     images, whole = max(1, problem.batch // slices), dict[str, torch.Tensor]()
     for first in range(0, problem.batch, images):
         last = min(first + images, problem.batch)
         parts = {
-            name: tensor[first * rows[name] : last * rows[name]].to(dtype)
+            name: in_dtype(tensor[first * rows[name] : last * rows[name]], dtype)
             for name, tensor in tensors.items()
             if name in rows
         }
@@ -59,7 +59,12 @@ def sliced_reference(
     return whole
 
 
-def _rows(problem: Problem) -> dict[str, int] | None:
+def in_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor of numbers in a dtype; other integers than bytes, which are indices, stay as they are."""
+    return tensor.to(dtype) if tensor.is_floating_point() or tensor.dtype == torch.int8 else tensor
+
+
+def rows_of_image(problem: Problem) -> dict[str, int] | None:
     """Return the rows that one image has in each operand that has a part for each image, by the operand's name.
 
     None if the results of one image may depend on others: an output has no part for each image, as a weight gradient,

@@ -15,6 +15,7 @@ import torch
 from autotune.ir import BYTE_FORMATS, S8, TENSOR_DTYPES, Epilogue, Operand, Problem, Step
 from autotune.measure import byte_tolerance
 from autotune.measure.sliced_reference import sliced_reference
+from autotune.measure.special_values import SpecialValues
 from autotune.measure.timers import Runnable, stream_of, synchronize
 
 HALF_SUMS = "f16 sums"
@@ -68,6 +69,7 @@ class Workload:
         if self._form:
             self._spread_bytes()
         self.expected = self._expected()
+        self.special = SpecialValues(problem, self.tensors, self.scalars)
         self.corrupted_inputs = False
         self._sums = self._checksums()
 
@@ -241,6 +243,10 @@ class Workload:
         if self.bit_difference(copies):
             return "unstable", f"the same input gave other results in another run: {difference}"
         return "wrong", f"the result depends on what the output held before: {difference}"
+
+    def special_fault(self, step: Runnable) -> str | None:
+        """Run a verified step with NaN and with infinities among its inputs; return what is wrong with its results."""
+        return self.special.fault(lambda: self._run(step))
 
     def _read_only(self) -> dict[str, torch.Tensor]:
         """Return what no kernel may write: the inputs and the reference."""

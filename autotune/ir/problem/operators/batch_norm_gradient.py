@@ -107,7 +107,7 @@ class BatchNormGradientSums(_BatchNormPass):
         dy = tensors["dy"] + tensors["dy2"] if self.gradients == 2 else tensors["dy"]
         if self.relu == NO_RELU:
             return dy
-        return dy * (tensors["z"] > 0 if self.relu == JOINED_RELU else self._is_active(tensors))
+        return dy.where(tensors["z"] > 0 if self.relu == JOINED_RELU else self._is_active(tensors), 0.0)
 
     def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
         """Add up, and compute what follows from the sums."""
@@ -161,6 +161,8 @@ class BatchNormGradient(_BatchNormPass):
         """Compute the gradient."""
         *_, scale, _ = tensors["statistics"]
         *_, slope, offset = tensors["sums"]
-        dz = tensors["dz"] * self._is_active(tensors) if self.relu == OWN_RELU else tensors["dz"]
+        dz = tensors["dz"]
+        if self.relu == OWN_RELU:
+            dz = dz.where(self._is_active(tensors), 0.0)
         gradient: torch.Tensor = dz * scale + tensors["x"] * slope + offset
         return gradient
