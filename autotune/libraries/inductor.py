@@ -15,7 +15,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -155,16 +155,23 @@ def _compiled(
         with torch.no_grad(), _on(device):
             module, examples = _graph(problem, constants, device, channels_last)
             config = torch._inductor.config
-            more = {name: 0 for name in _REPORTS if hasattr(config, name)}
+            more: dict[str, object] = {name: 0 for name in _REPORTS if hasattr(config, name)}
             if os.getpid() != _PROCESS:
                 more["compile_threads"] = 1  # the threads of Inductor's pool do not survive a fork
-            compiled: Callable[..., object] = torch._inductor.compile(module, examples, options={**options, **more})
+            if device.type == "cpu":
+                more["post_grad_custom_pre_pass"] = KeepNan()
+            # On a GPU most of the time goes to triton's kernels, which have a cache of their own.
+            with cached_compilation() if device.type == "cpu" else nullcontext():
+                compiled: Callable[..., object] = torch._inductor.compile(module, examples, options={**options, **more})
             compiled(*examples)  # the first run loads and tunes kernels, which must not happen in a capture
             return compiled
 
     try:
         import torch._inductor.compile_fx
         from torch._dynamo.convert_frame import compile_lock
+
+        from autotune.libraries.inductor_cache import cached_compilation
+        from autotune.libraries.inductor_nan import KeepNan
 
         with compile_lock, ThreadPoolExecutor(1) as thread:
             return thread.submit(work).result()
@@ -191,7 +198,10 @@ def _graph(
         value = graph.placeholder(operand.name)
         examples.append(_example(operand, device, channels_last and operand.name in problem.in_torch_order))
         if problem.is_channels_last(operand):
-            value = graph.call_function(aten.permute.default, (value, [0, 3, 1, 2]))
+            n, h, w, c = operand.shape  # as as_nchw views it
+            one = (aten.reshape.default, (value, [n, c, h, w]))
+            more = (aten.permute.default, (value, [0, 3, 1, 2]))
+            value = graph.call_function(*(one if c == 1 else more))
         values.append(value)
     output = graph.placeholder("y")
     examples.append(_example(problem.operands()[-1], device))
