@@ -73,15 +73,19 @@ def _winner(line: LayerWinner, is_short: bool) -> tuple[RenderableType, ...]:
     )
 
 
-def total_us(lines: Iterable[LayerWinner]) -> tuple[float, float]:
-    """Return the sums of the times of some lines and of torch's; a line without torch's time adds its own to both."""
-    times = [(line.time_us or 0.0, _torch_us(line) or line.time_us or 0.0) for line in lines]
-    return sum(own for own, _ in times), sum(torch for _, torch in times)
+def total_us(lines: Iterable[LayerWinner]) -> tuple[float, float | None]:
+    """Return the sums of the times of some lines and of torch's; None where a line has no time of torch beside it."""
+    lines = list(lines)
+    torchs = [_torch_us(line) for line in lines]
+    known = [us for us in torchs if us is not None]
+    return sum(line.time_us or 0.0 for line in lines), sum(known) if len(known) == len(torchs) else None
 
 
 def _sums(lines: Iterable[LayerWinner]) -> tuple[str, str, str]:
     own, torch = total_us(lines)
-    return f"{own:.1f}", f"{torch:.1f}", f"{torch / own:.2f}" if own else "-"
+    if not own or torch is None:
+        return f"{own:.1f}", "-", "-"
+    return f"{own:.1f}", f"{torch:.1f}", f"{torch / own:.2f}"
 
 
 def _torch_us(line: LayerWinner) -> float | None:

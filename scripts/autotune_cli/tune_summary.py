@@ -205,6 +205,8 @@ def _outcome(tuner: Tuner, request: TuneRequest) -> str:
             f"its layers take {own:.1f} us; torch only emulates {precision}: autotune bench --precision {precision} "
             "--only fused,fused_full,compile compares it with the network in full precision"
         )
+    if torch is None:
+        return f"its layers take {own:.1f} us"
     return f"its layers take {own:.1f} us, {torch / own:.2f}x faster than torch's operators ({torch:.1f} us)"
 
 

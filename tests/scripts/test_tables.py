@@ -18,7 +18,7 @@ def test_failures_are_counted_by_kind_the_most_frequent_first():
     assert failure_counts(found) == "36 candidates failed (34 wrong, 2 does not compile)"
 
 
-@pytest.mark.parametrize(("dtype", "torch_us"), [("f32", 100.0), ("s8", 2.0), ("e4m3", 2.0)])
+@pytest.mark.parametrize(("dtype", "torch_us"), [("f32", 100.0), ("s8", None), ("e4m3", None)])
 def test_torchs_emulation_of_bytes_is_not_compared_with(dtype, torch_us):
     problem = parse(f"conv2d n=4 h=8 w=8 c=64 k=64 r=3 s=3 pad=1 dtype={dtype}")
     assert total_us([LayerWinner("a", problem, "w", time_us=2.0, speed_up=50.0)]) == (2.0, torch_us)
