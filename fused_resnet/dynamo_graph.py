@@ -83,6 +83,9 @@ def unlift(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Unlif
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     sources = {node: _source(node) for node in placeholders}
     root = _root([sources[node] for node in placeholders])
+    for node in graph.nodes:  # the rest of what Dynamo notes would keep its fake tensors, and references to arguments
+        stack = node.meta.get("nn_module_stack")
+        node.meta = {"nn_module_stack": _paths(stack, _tokens(root))} if stack else {}
     states, inputs, tensors = dict[str, int](), dict[str, int](), dict[str, Any]()
     for position, (node, example) in enumerate(zip(placeholders, example_inputs, strict=True)):
         source, place = sources[node], copied[node]
@@ -101,9 +104,6 @@ def unlift(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Unlif
     for node, example in zip(placeholders, example_inputs, strict=True):
         if not isinstance(example, torch.Tensor):
             _replace_number(graph, copied[node], sources[node], given)
-    for node in graph.nodes:
-        if stack := node.meta.get("nn_module_stack"):
-            node.meta["nn_module_stack"] = _paths(stack, _tokens(root))
     model = _module(_attributes(graph_module, graph) | tensors, graph, _class_name(root))
     return Unlifted(model, states, tuple(inputs.values()), is_tuple)
 

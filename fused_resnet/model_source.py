@@ -279,7 +279,7 @@ class Captured:
 
     def _trace(self, signature: Signature) -> CapturedModule:
         from fused_resnet.capture import capture_module
-        from fused_resnet.capture.trace import tracing
+        from fused_resnet.capture.export import tracing
         from fused_resnet.dynamo_graph import DynamoGraph
         from fused_resnet.quantization.byte_rewrite import capture_module_bytes
 

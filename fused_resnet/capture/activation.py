@@ -13,7 +13,7 @@ from torch import nn
 from autotune.core import CaptureError, ProblemError
 from autotune.ir import full_name, register_step
 from autotune.ir.epilogue_steps import STEPS
-from fused_resnet.capture.trace import tracing
+from fused_resnet.capture.export import tracing
 
 
 @torch.library.custom_op("autotune::step", mutates_args=())

@@ -6,7 +6,7 @@ That takes half the time of torch.export, which would also lose the submodules t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,11 +21,12 @@ from torch.export.graph_signature import (
     OutputSpec,
     TensorArgument,
 )
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.traceback import preserve_node_meta
-from torch.utils._pytree import TreeSpec, tree_flatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 
 from autotune.core import CaptureError, in_one_line
+from fused_resnet.capture.as_operators import AsOperators
+from fused_resnet.capture.nodes import memory, name_of, written
+from fused_resnet.capture.recorder import Recorder
 from fused_resnet.dynamo_graph import DynamoGraph
 
 _TRAINING = ("train", "training")
@@ -47,43 +48,85 @@ class TracedGraph:
         graph_signature: What its placeholders are.
         call_spec: The structure of its results.
         constants: The tensors that the graph makes itself, by name.
-        functional: Traces again, without changes in place.
     """
 
     graph_module: fx.GraphModule
     graph_signature: ExportGraphSignature
     call_spec: CallSpec
     constants: Mapping[str, torch.Tensor]
-    functional: Callable[[], TracedGraph]
 
     @property
     def graph(self) -> fx.Graph:
         """The graph of aten operators."""
         return self.graph_module.graph
 
-    def run_decompositions(self, _: Mapping[Any, Any]) -> TracedGraph:
-        """Return the graph without changes in place."""
-        return self.functional()
+    def run_decompositions(self, parts: Mapping[Any, Callable[..., Any]]) -> TracedGraph:
+        """Return the graph without changes in place; composite operators are replaced by their parts.
+
+        Args:
+            parts: Functions that run the parts of operators which torch does not replace itself.
+        """
+        recorder = Recorder()
+
+        def run(*given: torch.Tensor) -> list[Any]:
+            return tree_leaves(_Interpreter(self.graph_module, recorder, parts=parts).run(*given))
+
+        places = [node for node in self.graph.nodes if node.op == "placeholder"]
+        with FakeTensorMode(), torch.no_grad():
+            fakes = [_fake(node.meta["val"]) for node in places]
+            for node, fake in zip(places, fakes, strict=True):
+                recorder.placeholder(node.name, fake)
+            with recorder:
+                leaves = torch.func.functionalize(run)(*fakes)
+        recorder.graph.output(tuple(map(recorder.node, leaves)))
+        results = next(iter(reversed(recorder.graph.nodes))).args[0]
+        signature = ExportGraphSignature(self.graph_signature.input_specs, _outputs(results))
+        return replace(self, graph_module=fx.GraphModule(nn.Module(), recorder.graph), graph_signature=signature)
 
 
-class _Interpreted(nn.Module):
-    """Runs a graph node by node, so that each operator is recorded with the submodule of its node."""
+class _Interpreter(fx.Interpreter):
+    """Runs a graph node by node, so that each operator is recorded with the submodule of its node.
 
-    def __init__(self, graph: DynamoGraph) -> None:
-        super().__init__()
-        self.graph = graph
+    Args:
+        module: The graph.
+        recorder: Records the operators.
+        states: The tensor in place of each parameter and buffer of the module, by the id of the latter.
+        parts: What runs in place of some functions.
+    """
 
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        return fx.Interpreter(self.graph).run(*inputs)
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        recorder: Recorder,
+        states: Mapping[int, torch.Tensor] | None = None,
+        parts: Mapping[Any, Callable[..., Any]] | None = None,
+    ) -> None:
+        super().__init__(module)
+        self._recorder, self._states, self._parts = recorder, states or {}, parts or {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        self._recorder.stack = n.meta.get("nn_module_stack")
+        return super().run_node(n)
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        value = super().get_attr(target, args, kwargs)
+        return self._states.get(id(value), value)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return super().call_function(self._parts.get(target, target), args, kwargs)
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        module = self.fetch_attr(target)
+        tensors = [*module.named_parameters(), *module.named_buffers()]
+        return torch.func.functional_call(module, {name: self._states[id(one)] for name, one in tensors}, args, kwargs)
 
 
-def trace_graph(model: DynamoGraph, inputs: tuple[torch.Tensor, ...], functional: bool = False) -> TracedGraph:
+def trace_graph(model: DynamoGraph, inputs: tuple[torch.Tensor, ...]) -> TracedGraph:
     """Trace a graph of torch-level operators for inputs like these.
 
     Args:
         model: The graph.
         inputs: Tensors with the shape, dtype and device of the inputs.
-        functional: Whether changes in place are replaced.
 
     Raises:
         CaptureError: The graph changes its inputs, is in training mode, sets autocast, or needs the
@@ -91,37 +134,35 @@ def trace_graph(model: DynamoGraph, inputs: tuple[torch.Tensor, ...], functional
     """
     _refuse_modes(model)
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    spec: list[TreeSpec] = []
-
-    def run(tensors: list[torch.Tensor], *given: torch.Tensor) -> Any:
-        named = {f"graph.{name}": tensor for name, tensor in zip(state, tensors, strict=True)}
-        leaves, structure = tree_flatten(torch.func.functional_call(_Interpreted(model), named, given))
-        spec[:] = [structure]
-        return tuple(leaves)
-
-    with FakeTensorMode(), preserve_node_meta(), torch.no_grad():
-        tensors = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in state.values()]
-        fakes = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in inputs]
-        tracer = make_fx(torch.func.functionalize(run) if functional else run, pre_dispatch=not functional)
+    recorder = Recorder()
+    with FakeTensorMode(), torch.inference_mode():
+        fakes, given = ([_fake(one) for one in each] for each in (state.values(), inputs))
+        places = [recorder.placeholder(f"arg{i}", fake) for i, fake in enumerate([*fakes, *given])]
+        states = {id(value): fake for value, fake in zip(state.values(), fakes, strict=True)}
         try:
-            traced = tracer(tensors, *fakes)
+            with AsOperators(), recorder:
+                result = _Interpreter(model, recorder, states).run(*given)
+            leaves, structure = tree_flatten(result)
+            recorder.graph.output(tuple(map(recorder.node, leaves)))
         except Exception as error:  # a graph may call anything of torch
             raise CaptureError(f"the graph cannot be traced: {in_one_line(error)}") from error
-    places = [node for node in traced.graph.nodes if node.op == "placeholder"]
+    graph = recorder.graph
     names = [node.name for node in model.graph.nodes if node.op == "placeholder"]
-    given = dict(zip(places[len(state) :], names, strict=True))
-    for node in traced.graph.nodes:
-        if node not in given and node.name in names:  # an operator has the name of an input
-            node.name = traced.graph._graph_namespace.create_name(node.name, None)
-    for node, name in given.items():
+    named = dict(zip(places[len(state) :], names, strict=True))
+    for node in graph.nodes:
+        if node not in named and node.name in names:  # an operator has the name of an input
+            node.name = graph._graph_namespace.create_name(node.name, None)
+    for node, name in named.items():
         node.name = node.target = name  # the names of buffers are part of the network's identity
-    _refuse_training(traced.graph)
-    _refuse_changed_inputs(traced.graph, places[len(state) :])
-    lifted = _lift_constants(traced)
-    signature = _signature(traced.graph, list(state), names, list(lifted))
-    return TracedGraph(
-        traced, signature, CallSpec(spec[0]), lifted, lambda: trace_graph(model, inputs, functional=True)
-    )
+    _refuse_training(graph)
+    _refuse_changed_inputs(graph, places[len(state) :])
+    signature = _signature(graph, list(state), names, list(recorder.constants))
+    return TracedGraph(fx.GraphModule(nn.Module(), graph), signature, CallSpec(structure), recorder.constants)
+
+
+def _fake(one: torch.Tensor) -> torch.Tensor:
+    """Return a tensor like another one; a fake tensor where the mode is active."""
+    return torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=one.device)
 
 
 def _signature(
@@ -140,30 +181,16 @@ def _signature(
             InputSpec(kind, TensorArgument(node.name), target)
             for node, (kind, target) in zip(places, kinds, strict=True)
         ],
-        [OutputSpec(OutputKind.USER_OUTPUT, _argument(value), None) for value in results],
+        _outputs(results),
     )
+
+
+def _outputs(results: Sequence[Any]) -> list[OutputSpec]:
+    return [OutputSpec(OutputKind.USER_OUTPUT, _argument(value), None) for value in results]
 
 
 def _argument(value: Any) -> TensorArgument | ConstantArgument:
     return TensorArgument(value.name) if isinstance(value, fx.Node) else ConstantArgument("", value)
-
-
-def _lift_constants(traced: fx.GraphModule) -> dict[str, torch.Tensor]:
-    """Make placeholders of the tensors that the graph makes itself; return their values by name."""
-    found: dict[str, torch.Tensor] = {}
-    first = next(iter(traced.graph.nodes))
-    for node in [node for node in traced.graph.nodes if node.op == "get_attr"]:
-        value = getattr(traced, node.target)
-        value = getattr(value, "constant", value)
-        if not isinstance(value, torch.Tensor):
-            raise CaptureError(f"the graph makes a constant, '{node.target}', whose values are not known")
-        with traced.graph.inserting_before(first):
-            place = traced.graph.placeholder(node.target)
-        place.meta = dict(node.meta) | {"val": getattr(traced, node.target)}
-        node.replace_all_uses_with(place)
-        traced.graph.erase_node(node)
-        found[place.name] = value
-    return found
 
 
 def _refuse_modes(model: DynamoGraph) -> None:
@@ -184,15 +211,9 @@ def _refuse_training(graph: fx.Graph) -> None:
                 raise CaptureError(f"{node.target._opname} is in training mode: call .eval() on the model first")
 
 
-def _refuse_changed_inputs(graph: fx.Graph, inputs: list[fx.Node]) -> None:
+def _refuse_changed_inputs(graph: fx.Graph, inputs: Sequence[fx.Node]) -> None:
     """Check that the graph does not write to the caller's tensors, which a captured network would not do."""
-    shared = set(inputs)
+    of_caller = set().union(*map(memory, inputs))
     for node in graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
-        if schema is None or first not in shared:
-            continue
-        if schema.is_mutable:
-            raise CaptureError(f"the model changes its input in place ({node.target._opname})")
-        if schema.returns and schema.returns[0].alias_info:
-            shared.add(node)
+        if any(memory(target) & of_caller for target in written(node)):
+            raise CaptureError(f"the model changes its input in place ({name_of(node)})")

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from autotune.core import CaptureError, in_one_line
-from fused_resnet.capture.trace import check
+from fused_resnet.capture.export import check
 
 
 def copy_of(model: Any) -> nn.Module:

@@ -7,11 +7,17 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 COPIES = {"clone", "contiguous", "alias", "detach", "detach_", "lift_fresh_copy", "lift_fresh"}
 """Operators whose result has the elements of their argument."""
 CASTS = {"to", "_to_copy", "type_as"}
 """Operators whose result has them, too, where neither dtype nor device changes."""
+
+_STATISTICS = ("running_mean", "running_var")
+"""Arguments of normalizations that hold the statistics of former batches."""
+_OF_BATCH = ("training", "train", "use_input_stats")
+"""Arguments of operators that are True if they use, and update, the statistics of the batch."""
 
 
 def path(node: fx.Node) -> str:
@@ -38,3 +44,22 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     formal = node.target._schema.arguments
     given = dict(zip((argument.name for argument in formal), node.args, strict=False))
     return {argument.name: argument.default_value for argument in formal} | given | dict(node.kwargs)
+
+
+def memory(node: fx.Node) -> set[int]:
+    """Return the memory of a node's tensors, as numbers of their storages: nodes that share one are views of it."""
+    tensors = [one for one in tree_leaves(node.meta.get("val")) if isinstance(one, torch.Tensor)]
+    return {one.untyped_storage()._cdata for one in tensors if one.layout is torch.strided}
+
+
+def written(node: fx.Node) -> list[fx.Node]:
+    """Return the nodes whose elements an operator changes, also in lists, in `out=` and by keyword."""
+    if not isinstance(node.target, torch._ops.OpOverload) or name_of(node) in COPIES:
+        return []
+    given = arguments(node)
+    names = [one.name for one in node.target._schema.arguments if one.alias_info and one.alias_info.is_write]
+    if any(given.get(name) is True for name in _OF_BATCH):
+        names += _STATISTICS  # schemas do not say that these are updated
+    found: list[fx.Node] = []
+    fx.map_arg([given.get(name) for name in names], found.append)
+    return found

@@ -1,39 +1,27 @@
 """Tracing: a module -> a torch.fx graph of aten operators, without in-place changes, for one signature.
 
-torch.export makes the graph; if it fails, on the result of torch.fx's tracer. Operators that do nothing in inference
-(dropout, clone, contiguous ...) are removed. `nodes.path` returns the submodule of a node.
+torch.export makes the graph. Operators that do nothing in inference (dropout, clone, contiguous ...) are removed.
+`nodes.path` returns the submodule of a node.
 """
 
 from __future__ import annotations
 
-import copy
-import re
-import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
-from autotune.core import CaptureError, in_one_line
-from autotune.ir import DTYPES, TENSOR_DTYPES, ConstantExpr, ConstantSource
-from fused_resnet.arguments import Signature, put_together
-from fused_resnet.capture.graph_trace import TracedGraph, trace_graph
-from fused_resnet.capture.in_place import change_nothing_in_place
+from autotune.core import CaptureError
+from autotune.ir import DTYPES, ConstantExpr, ConstantSource
+from fused_resnet.arguments import Signature
+from fused_resnet.capture.export import check, export
+from fused_resnet.capture.in_place import Program, ambiguous_views, without_changes
 from fused_resnet.capture.nodes import CASTS, COPIES, arguments, name_of, path
-from fused_resnet.dynamo_graph import DynamoGraph
-from fused_resnet.guards import stateless
 from fused_resnet.inert_regions import inline_inert_regions
 from fused_resnet.result import Leaf, Result
-
-tracing: ContextVar[bool] = ContextVar("tracing", default=False)
-"""True while a module is being traced; an `Activation` is one operation then."""
 
 LARGEST_CONSTANT = 4096
 """Largest number of elements of a tensor that `forward` makes itself; a larger one must be a buffer."""
@@ -78,115 +66,11 @@ def trace(model: nn.Module, signature: Signature, dtype: str) -> Traced:
     device, found = check(model)
     if found and found != DTYPES[dtype]:
         raise CaptureError(f"the model is in {found} and the input in {DTYPES[dtype]}: convert one with .to()")
-    exported = _export(model, signature, device)
+    exported = export(model, signature, device)
     inline_inert_regions(exported.graph_module, exported.graph)
     _refuse_layouts_of_inputs(model, signature, device, exported)
     _remove(exported.graph, _dropped_out)
-    if not change_nothing_in_place(exported):
-        exported.graph_module.recompile()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of torch's own code
-            exported = exported.run_decompositions({})
-    return _read(exported)
-
-
-def check(model: nn.Module) -> tuple[torch.device, torch.dtype | None]:
-    """Return the device and dtype of a module's floating-point tensors; dtype None if it has none.
-
-    Raises:
-        CaptureError: A submodule is in training mode, or the tensors have several dtypes or devices.
-    """
-    for name, module in model.named_modules():
-        if module.training:
-            raise CaptureError(f"{_called(name, module)} is in training mode: call .eval() on the model first")
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    kinds = {name: (tensor.device, tensor.dtype) for name, tensor in tensors if tensor.is_floating_point()}
-    if not kinds:
-        return torch.device("cpu"), None
-    first, kind = next(iter(kinds.items()))
-    for name, (device, dtype) in kinds.items():
-        if (device, dtype) != kind:
-            raise CaptureError(
-                f"{name} is {dtype} on {device}, and {first} is {kind[1]} on {kind[0]}: "
-                "convert the whole model with .to()"
-            )
-    return kind
-
-
-def _export(
-    model: nn.Module,
-    signature: Signature,
-    device: torch.device,
-    memory_format: torch.memory_format = torch.contiguous_format,
-) -> torch.export.ExportedProgram | TracedGraph:
-    """Trace a module on inputs of which those with four dimensions have a memory format."""
-    tensors = [torch.empty(one.shape, dtype=TENSOR_DTYPES[one.dtype], device=device) for one in signature.tensors]
-    tensors = [one.contiguous(memory_format=memory_format) if one.dim() == 4 else one for one in tensors]
-    if isinstance(model, DynamoGraph):
-        return trace_graph(model, tuple(tensors))  # Dynamo guards the state that forward reads
-    if any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers())):
-        model = copy.deepcopy(model)  # tensors made in inference mode, for example by .half(), cannot be exported
-
-    args, kwargs = put_together(signature.arguments, tensors)
-
-    def export() -> torch.export.ExportedProgram:
-        try:
-            return torch.export.export(model, args, kwargs, strict=False)
-        except Exception as error:  # includes errors of the model's own code
-            try:
-                return torch.export.export(fx.symbolic_trace(model), args, kwargs, strict=False)
-            except Exception:
-                raise _failure(model, signature, error) from error
-
-    def call() -> None:
-        given = [torch.randn_like(one) if one.is_floating_point() else torch.zeros_like(one) for one in tensors]
-        positional, named = put_together(signature.arguments, given)
-        model(*positional, **named)
-
-    token = tracing.set(True)
-    try:
-        with warnings.catch_warnings(), torch.no_grad(), _own_export_state():
-            warnings.simplefilter("ignore")
-            return stateless(model, export, call)
-    finally:
-        tracing.reset(token)
-
-
-@contextmanager
-def _own_export_state() -> Iterator[None]:
-    """Keep the state of an export in progress: a FusedResNet that is exported captures its module meanwhile."""
-    state = sys.modules.get("torch.export._trace")  # absent before the first export
-    names = ("_EXPORT_FLAGS", "_EXPORT_MODULE_HIERARCHY")
-    outer = {name: getattr(state, name) for name in names if hasattr(state, name)}
-    try:
-        for name in outer:
-            setattr(state, name, None)
-        yield
-    finally:
-        for name, value in outer.items():
-            setattr(state, name, value)
-
-
-def _failure(model: nn.Module, signature: Signature, error: Exception) -> CaptureError:
-    if (unknown := re.search(r"Found <class '([\w.<>]+)'> in output", str(error))) is not None:
-        return CaptureError(
-            f"the model ({type(model).__name__}) returns a {unknown[1]}: return tensors, numbers, texts, and tuples, "
-            "lists and dictionaries of these, or register a dataclass by torch.export.register_dataclass"
-        )
-    return CaptureError(
-        f"{_where(model, error.__traceback__)} cannot be traced for {signature}: {in_one_line(error)}. "
-        "Its forward must take such inputs, and its control flow may depend on shapes only, not on values of tensors"
-    )
-
-
-def _where(model: nn.Module, frames: TracebackType | None) -> str:
-    """Return the innermost submodule whose method an exception passed through."""
-    paths = {id(module): (name, module) for name, module in model.named_modules()}
-    found = ("", model)
-    while frames:
-        found = paths.get(id(frames.tb_frame.f_locals.get("self")), found)
-        frames = frames.tb_next
-    return _called(*found)
+    return _read(without_changes(exported))
 
 
 def _refuse_unknown_sizes(node: fx.Node) -> None:
@@ -203,11 +87,7 @@ def _refuse_unknown_sizes(node: fx.Node) -> None:
         )
 
 
-def _called(name: str, module: nn.Module) -> str:
-    return f"{name} ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
-
-
-def _read(exported: torch.export.ExportedProgram | TracedGraph) -> Traced:
+def _read(exported: Program) -> Traced:
     signature, graph = exported.graph_signature, exported.graph
     keys = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     nodes = {node.name: node for node in graph.nodes if node.op == "placeholder"}
@@ -262,7 +142,7 @@ def _read(exported: torch.export.ExportedProgram | TracedGraph) -> Traced:
     return Traced(graph, tuple(inputs), tuple(computed.values()), result, constants)
 
 
-def _returned(exported: torch.export.ExportedProgram | TracedGraph) -> list[Any]:
+def _returned(exported: Program) -> list[Any]:
     """Return what forward returns: nodes, and constants such as None."""
     values = next(node for node in exported.graph.nodes if node.op == "output").args[0]
     kinds = [one.kind for one in exported.graph_signature.output_specs]
@@ -273,25 +153,31 @@ def _is_channels_last(value: torch.Tensor) -> bool:
     return value.dim() == 4 and not value.is_contiguous() and value.is_contiguous(memory_format=torch.channels_last)
 
 
-def _refuse_layouts_of_inputs(
-    model: nn.Module,
-    signature: Signature,
-    device: torch.device,
-    exported: torch.export.ExportedProgram | TracedGraph,
-) -> None:
-    """Check that no operator reads memory whose order depends on the memory format of the input, which may be any."""
-    reads = _memory_reads(exported.graph)
-    if not reads:
+def _refuse_layouts_of_inputs(model: nn.Module, signature: Signature, device: torch.device, exported: Program) -> None:
+    """Check that nothing depends on the order of elements in memory that follows from that of the input.
+
+    The memory format of the input may be any. What depends on it are operators that read memory, and whether an
+    operator returns a view or a copy of a tensor that is changed in place.
+    """
+    reads, views = _memory_reads(exported.graph), ambiguous_views(exported.graph)
+    if not reads and not views:
         return
     try:
-        others = _memory_reads(_export(model, signature, device, torch.channels_last).graph)
+        graph = export(model, signature, device, torch.channels_last).graph
     except CaptureError:
         return  # forward itself takes contiguous inputs alone
+    others = _memory_reads(graph)
     if reads != others:
         where, _ = next((one for one in reads if one not in others), reads[0])
         raise CaptureError(
             f"{where} reads a tensor whose order in memory depends on the memory format of the input: call "
             ".contiguous() on it first"
+        )
+    if views != ambiguous_views(graph):
+        where, _ = views[0] if views else ambiguous_views(graph)[0]
+        raise CaptureError(
+            f"{where} returns a view or a copy, which depends on the memory format of the input, and one of the two "
+            "tensors is changed in place before the other is read: call .clone() on the result"
         )
 
 
