@@ -3,7 +3,7 @@
 import pytest
 import torch
 from comparison import relative_error
-from emulator import Emulated
+from emulator import Emulated, assert_special_values_arrive
 from kernels import assert_not_serialized, need_compiler, random_inputs
 from reference import solve
 
@@ -92,6 +92,7 @@ def _emulated(chosen, case, text, folder, shift=0.0):
     wanted = solve(problem, tensors, scalars)
     launch = {**chosen.launches(problem, config, SM90)[-1], "staged": 1, "grid": grid}
     cluster = config["cluster_m"] * config["cluster_n"]
+    assert_special_values_arrive(emulated, problem, tensors, scalars, launch, cluster)
     found = [emulated.run(problem, tensors, scalars, launch, cluster, seed) for seed in (0, 1)]
     for outputs in found:
         assert relative_error(outputs["y"], wanted["y"]) < {"f16": 1e-3, "bf16": 8e-3}[problem.dtype]

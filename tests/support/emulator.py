@@ -23,6 +23,7 @@ from autotune.codegen import rendering
 from autotune.core import paths
 from autotune.families import Kernel, Launch, family
 from autotune.ir import DTYPES, Problem, abi, pack_weight
+from autotune.measure.special_values import SpecialValues
 
 FLAGS = ["-std=c++20", "-O1", "-fno-strict-aliasing", "-fPIC", "-w"]
 
@@ -209,8 +210,26 @@ def _cuda_headers() -> Path:
     return next(path for root in nvidia.__path__ for path in Path(root).glob("cu13/include"))
 
 
+def assert_special_values_arrive(
+    kernel: Emulated, problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequence[float], launch: Launch,
+    cluster: int = 1,
+) -> None:  # fmt: skip
+    """Check that NaN and infinities in the inputs come out of a kernel where they do in the reference."""
+    outputs = [operand for operand in problem.operands() if operand.role == "output"]
+    given = {name: tensor.clone() for name, tensor in tensors.items()}
+    given |= {operand.name: torch.empty(operand.shape, dtype=DTYPES[operand.dtype]) for operand in outputs}
+
+    def run() -> None:
+        for name, tensor in kernel.run(problem, given, scalars, launch, cluster).items():
+            given[name].copy_(tensor)
+
+    fault = SpecialValues(problem, given, tuple(scalars)).fault(run)
+    assert fault is None, fault
+
+
 def relative_errors(kernel: Emulated, problem: Problem, launch: Launch, cluster: int = 1) -> dict[str, float]:
-    """Run a kernel on random inputs; return the relative error of each result against the reference, by its name."""
+    """Run a kernel on random inputs, and on special values; return the relative error of each result, by its name."""
     tensors, scalars = random_inputs(problem)
     found = kernel.run(problem, tensors, scalars, launch, cluster)
+    assert_special_values_arrive(kernel, problem, tensors, scalars, launch, cluster)
     return {name: relative_error(found[name], value) for name, value in solve(problem, tensors, scalars).items()}

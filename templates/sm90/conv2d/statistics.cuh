@@ -20,8 +20,8 @@ struct MomentSums {
     count += other.count, distances += weighted, squares += other.second + weighted * distance;
   }
   AT_DEVICE Total total() const {
-    const float distance = count > 0.f ? distances / count : 0.f;
-    return {count, start + distance, fmaxf(squares - distances * distance, 0.f)};
+    const float distance = count > 0.f ? distances / count : 0.f, sum = squares - distances * distance;
+    return {count, start + distance, sum < 0.f ? 0.f : sum};  // a rounding error of equal values; NaN stays
   }
 };
 
