@@ -42,7 +42,7 @@ LATER = {  # functions that change y; y itself is read behind that
     "windows": lambda y: y.unfold(1, 2, 2).mul_(3),
     "a reshape that copies": lambda y: y.transpose(1, 2).reshape(2, -1).mul_(2),
     "dropout": lambda y: F.dropout(y, training=False).mul_(2),
-    "padding": lambda y: F.pad(y, (1, 1, 1, 1), mode="circular").relu_(),
+    "padding": lambda y: y[:, :2].add_(F.pad(y, (1, 1, 1, 1), mode="circular")[:, :2, 2:, 2:]),
 }
 
 
