@@ -20,7 +20,7 @@ UNSEEN = (
     "all of networks up to 32 KiB, and some of each tensor of larger ones; after other such writes call "
     "torch.autograd.graph.increment_version(tensors)"
 )
-"""What a module cannot see of its weights."""
+"""The changes of weights that a module does not see at once, in one sentence."""
 
 _LOG = logging.getLogger("fused_resnet")
 

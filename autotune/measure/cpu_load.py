@@ -1,4 +1,4 @@
-"""Whether other processes use the CPU while something is timed on it."""
+"""Tells whether other processes use the CPU while something is timed on it."""
 
 from __future__ import annotations
 

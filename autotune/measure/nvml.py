@@ -1,4 +1,4 @@
-"""What slows a device down while it is measured.
+"""Watches what slows a device down while it is measured.
 
 For a GPU that is NVML's view: clocks, temperature, power, energy, and reasons for slower clocks. For a CPU it is the
 load of other processes.

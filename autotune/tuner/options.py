@@ -53,6 +53,6 @@ class TunerOptions:
 
     @property
     def limits(self) -> dict[str, Any]:
-        """What the user has limited the search to, as final measurements record it."""
+        """Return what the user has limited the search to, as final measurements record it."""
         only = {ONLY: list(self.only)} if self.only else {}
         return only | ({TRIALS: self.trials} if self.is_limited else {})

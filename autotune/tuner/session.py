@@ -159,7 +159,7 @@ def inductor_modes(device: str | None, chosen: str | None = None, is_here: bool 
 
 @dataclass(frozen=True)
 class Searched:
-    """What a run searches, as far as that tells whether a problem is tuned.
+    """The limits of a search that tell whether a problem is tuned.
 
     Attributes:
         only: Names of the families to try; if empty, all apart from those that must be named.

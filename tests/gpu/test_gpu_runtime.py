@@ -43,7 +43,7 @@ def alike(y, expected):
 
 @torch.no_grad()
 def of_its_weights(net, x):
-    """What the plain network computes in float32 with the weights that a module has now."""
+    """Return the plain network's result in float32 with the weights that a module has now."""
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         return copy.deepcopy(net._plain).float().eval()(x.float())
 

@@ -1,4 +1,4 @@
-"""Whether other processes use the CPU: this one does not count."""
+"""Other processes that use the CPU are noticed; this one does not count."""
 
 import subprocess
 import sys
