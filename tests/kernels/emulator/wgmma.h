@@ -46,8 +46,12 @@ auto& part_of(Sum& sum) {
 
 // Floats of 8 bits are added as Hopper does it: each term loses what lies below 14 bits of the largest one.
 inline float added_in_14_bits(float sum, const float (&left)[32], const float (&right)[32]) {
-  float largest = std::fabs(sum);
-  for (int k = 0; k < 32; ++k) largest = std::fmax(largest, std::fabs(left[k] * right[k]));
+  float largest = std::fabs(sum), plain = sum;
+  for (int k = 0; k < 32; ++k) {
+    largest = std::fmax(largest, std::fabs(left[k] * right[k]));
+    plain += left[k] * right[k];
+  }
+  if (std::isnan(plain)) return NAN;
   if (!(largest > 0 && largest < INFINITY)) return largest > 0 ? NAN : 0;
   const double unit = std::ldexp(1., std::ilogb(largest) - 13);
   double total = std::trunc(sum / unit);
