@@ -15,6 +15,9 @@ from databases import fill, renew_digests
 # work when several test processes share the machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch reads it when it is imported
 
+# The tests run beside each other, so that the CPU is always busy.
+os.environ.setdefault("AUTOTUNE_IGNORE_LOAD", "1")
+
 import pytest
 import torch
 from daily import without_todays_rest

@@ -9,6 +9,8 @@ from pathlib import Path
 MAX_SHARE = 0.15
 """Share of the cores that others may use: beyond it the threads of a kernel wait for each other, and a network with
 many short kernels may take tens of times longer."""
+IGNORE = "AUTOTUNE_IGNORE_LOAD"
+"""Environment variable: 1 takes times as they are, for a machine that is always busy."""
 _SECONDS = 0.04
 """Least time between two readings: the kernel counts in units of 10 ms."""
 _STAT = Path("/proc/stat")
@@ -30,6 +32,8 @@ class CpuLoad:
 
     def slowed(self) -> list[str]:
         """Return a sentence if others used more than MAX_SHARE of the cores between the last two readings."""
+        if os.environ.get(IGNORE) == "1":
+            return []
         wall, busy, own, cores = self._read()
         seconds = wall - self._wall
         if seconds >= _SECONDS:

@@ -10,6 +10,11 @@ from autotune.measure import cpu_load
 from autotune.measure.cpu_load import CpuLoad
 
 
+@pytest.fixture(autouse=True)
+def watched(monkeypatch):
+    monkeypatch.delenv(cpu_load.IGNORE, raising=False)  # the tests themselves keep the CPU busy
+
+
 def stat(tmp_path, monkeypatch):
     """Return a function that writes what Linux tells: busy and idle ticks of a hundredth of a second, on two cores."""
     path = tmp_path / "stat"
@@ -61,3 +66,13 @@ def test_a_process_that_works_is_noticed():
         finally:
             busy.kill()
     assert said and said[0].startswith("other processes use")
+
+
+def test_times_of_a_machine_that_is_always_busy_can_be_taken_as_they_are(tmp_path, monkeypatch):
+    write = stat(tmp_path, monkeypatch)
+    write(0, 0, 0, 0, 0)
+    load = CpuLoad()
+    time.sleep(0.05)
+    write(100, 0, 0, 0, 0)
+    monkeypatch.setenv(cpu_load.IGNORE, "1")
+    assert load.slowed() == []
