@@ -110,17 +110,11 @@ def _refuse_state(program: Program, node: fx.Node, changed: set[int], memories: 
         **signature.inputs_to_parameters,
     }
     for one, of_one in memories.items():
-        is_state = one.op == "placeholder" and one.name not in signature.user_inputs and not _is_made_by_forward(one)
-        if is_state and of_one & changed:
+        if one.op == "placeholder" and one.name not in signature.user_inputs and of_one & changed:
             raise CaptureError(
                 f"{path(node) or 'the model'}: forward changes '{names.get(one.name, one.name)}', and a captured "
                 "network changes no state: keep such state outside forward"
             )
-
-
-def _is_made_by_forward(node: fx.Node) -> bool:
-    """Return whether a placeholder stands for a tensor that forward makes from numbers, which every call copies."""
-    return all(name_of(user).startswith("lift_fresh") for user in node.users)
 
 
 def _is_hidden_view(node: fx.Node) -> bool:

@@ -47,7 +47,12 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def memory(node: fx.Node) -> set[int]:
-    """Return the memory of a node's tensors, as numbers of their storages: nodes that share one are views of it."""
+    """Return the memory of a node's tensors, as numbers of their storages: nodes that share one are views of it.
+
+    A tensor that forward makes from numbers has none before lift_fresh, with which every call copies it.
+    """
+    if node.op == "placeholder" and node.users and all(name_of(user).startswith("lift_fresh") for user in node.users):
+        return set()
     tensors = [one for one in tree_leaves(node.meta.get("val")) if isinstance(one, torch.Tensor)]
     return {one.untyped_storage()._cdata for one in tensors if one.layout is torch.strided}
 
