@@ -24,7 +24,7 @@ from tuning_db.schema import Device, KernelRow
 from tuning_db.store import CLAIMS
 
 RUN_SECONDS = "run_seconds"
-"""Detail of a measurement: the budget of the run within which the trial did not end."""
+"""Detail of a measurement: the budget of the run within which the trial did not end; absent if the run had none."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def record_unfinished(store: Store, device: Device, wanted: WantedTrial, run: De
         kernel_id=wanted.row.id,
         status="timed_out",
         error="it did not end within the budget",
-        details={RUN_SECONDS: run.seconds if math.isfinite(run.seconds) else None},
+        details={RUN_SECONDS: run.seconds} if math.isfinite(run.seconds) else {},
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from autotune.core import DeviceKind, architecture, cpu_targets, device_name
+from autotune.core import NEVER, DeviceKind, architecture, cpu_targets, device_name
 from autotune.ir import (
     WHOLE,
     Alternative,
@@ -21,6 +21,7 @@ from autotune.ir import (
 )
 from autotune.measure import Timing
 from autotune.tuner import Bench, Searched, missing, refuse_other_timing
+from autotune.tuner.trial_queue import WantedTrial, record_unfinished
 from tuning_db import DatabaseError, Store
 
 CONV = "conv2d n=1 h=6 w=6 c=8 k={k} r=3 s=3 stride=1,1 pad=1,1 dilation=1,1 groups=1 dtype=f32 epilogue=relu"
@@ -115,6 +116,24 @@ def test_a_plan_is_missing_until_it_was_compared_with_inductor(network, tmp_path
         assert (request is not None) == is_missing
         if request:
             assert request.problems == [CALL]
+
+
+def test_a_trial_that_a_run_without_a_deadline_left_is_no_reason_to_compile_again(network, tmp_path):
+    whole = Alternative(WHOLE, ("a", "b"), (Layer("whole", CALL, {"x": "input", "y": "%b"}),))
+    network = replace(network, alternatives=(whole,))
+    bench, compiles = Bench.of_device(torch.device("cpu")), Searched(seconds=60.0, compiles=True)
+    with Store.create(tmp_path / "x.db") as store:
+        for layer in network.layers:
+            measured(store, layer.problem, final=True)
+        [device] = store.devices()
+        store.put_plan(
+            device_id=device.id, network=network.key, median_us=1.0, spread_us=0.0, choices=[], details={"torch_us": {}}
+        )
+        identity = {"family": "inductor", "config": "{}", "dtype": "f32", "epilogue": "none", "target": "t"}
+        row = store.put_kernel({**identity, "source": ""}, symbol="")
+        assert missing(store, bench, network, compiles) is not None
+        record_unfinished(store, device, WantedTrial(CALL, row), NEVER)
+        assert missing(store, bench, network, compiles) is None
 
 
 def test_times_of_another_timer_are_refused(network, tmp_path):
