@@ -51,6 +51,11 @@ def is_tried_last(problem: Problem, row: KernelRow, networks: Iterable[Network],
     return not options.arch.is_cuda and row.family == inductor.FAMILY and is_whole(problem, networks)
 
 
+def is_tried_apart(problem: Problem, row: KernelRow, networks: Sequence[Network], options: TunerOptions) -> bool:
+    """Return whether a candidate of PyTorch is tried beside the search or last, and not with the other operators."""
+    return any(apart(problem, row, networks, options) for apart in (is_tried_beside, is_tried_last))
+
+
 def workers_beside(workers: Sequence[Worker], networks: Sequence[Network], options: TunerOptions) -> dict[str, Worker]:
     """Return the processes of the trials beside the search by the keys of the networks; "" for single problems.
 

@@ -40,16 +40,20 @@ def known_candidates(store: Store, device: Device, network: Network) -> Known:
 
     Layers of one problem share a list, so that a candidate that is added for one of them is known for all.
     """
-    known: dict[Problem, list[KnownCandidate]] = {}
-    for problem in dict.fromkeys(layer.problem for layer in network.all_layers):
-        measured = shortlist(store.ranking(device, str(problem)), MAX_CANDIDATES, MAX_LIBRARY_PLANS)
-        known[problem] = [
+    problems = dict.fromkeys(layer.problem for layer in network.all_layers)
+    known = {problem: candidates_of(store, device, problem) for problem in problems}
+    return {layer.name: known[layer.problem] for layer in network.all_layers}
+
+
+def candidates_of(store: Store, device: Device, problem: Problem) -> list[KnownCandidate]:
+    """Return the measured candidates of a problem, the fastest first; where there are none, PyTorch's operators."""
+    measured = shortlist(store.ranking(device, str(problem)), MAX_CANDIDATES, MAX_LIBRARY_PLANS)
+    if measured or "torch" not in device.details:
+        return [
             KnownCandidate(candidate(store, row.kernel, row.launch), row.kernel_id, row.median_us) for row in measured
         ]
-        if not measured and "torch" in device.details:
-            rows = operator_rows(store, problem, device.target, device.details["torch"])
-            known[problem] = [KnownCandidate(candidate(store, row, {}), row.id, None) for row in rows]
-    return {layer.name: known[layer.problem] for layer in network.all_layers}
+    rows = operator_rows(store, problem, device.target, device.details["torch"])
+    return [KnownCandidate(candidate(store, row, {}), row.id, None) for row in rows]
 
 
 def plan_in_use(

@@ -11,7 +11,7 @@ from autotune.core import timeline
 from autotune.ir import Network, NetworkKey
 from autotune.measure import THROTTLED, LayerAssignment, Result
 from autotune.runtime import activation_places
-from autotune.tuner.plan_candidates import Known, KnownCandidate, known_candidates
+from autotune.tuner.plan_candidates import Known, KnownCandidate, candidates_of
 from autotune.tuner.plan_moves import PlanState
 from tuning_db import Store
 from tuning_db.plan_choices import plan_choice
@@ -50,9 +50,8 @@ class PlanRecorder:
 
         Inductor may have compiled one since the layers' candidates were read.
         """
-        whole = self.network.whole
-        fresh = known_candidates(self._store, self._device, self.network) if whole else {}
-        self._known |= {layer.name: fresh[layer.name] for layer in (whole.layers if whole else ())}
+        for layer in self.network.whole.layers if self.network.whole else ():
+            self._known[layer.name] = candidates_of(self._store, self._device, layer.problem)
         return self._known
 
     def record(self, plan: PlanState, result: Result) -> None:

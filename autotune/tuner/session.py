@@ -74,8 +74,8 @@ def step_request(name: str, title: str, named: Sequence[tuple[str, Problem]], ar
 def network_request(name: str, title: str, network: Network, arch: Architecture) -> TuneRequest:
     """Return the request for a network on an architecture: its layers, and those of its alternatives.
 
-    Layers of alternatives that no family serves are left out: nothing would be faster than the layers they replace. So
-    are not calls of torch's operators, which Inductor compiles, such as the network as a whole.
+    Layers of alternatives that no family serves are left out. Calls of torch's operators, such as the network as a
+    whole, stay: Inductor compiles them.
     """
     others = network.all_layers[len(network.layers) :]
     kept = [one for one in others if isinstance(one.problem, TorchCall) or serving(one.problem, arch)]

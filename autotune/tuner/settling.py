@@ -104,7 +104,7 @@ class Settling:
         """Tune the plans of the networks of one device, which share the time."""
         with Store.create(self.store.where) as store:
             for i, network in enumerate(networks):
-                self._tune(store, worker, network, until.share(1 / (len(networks) - i)), partial(_same, rivals[i]))
+                self._tune(store, worker, network, until.share(1 / (len(networks) - i)), partial(rivals.__getitem__, i))
 
     def _tune(
         self, store: Store, worker: Worker, network: Network, until: Deadline, rivals: Callable[[], Rivals]
@@ -158,7 +158,3 @@ class Settling:
             return Rivals(beside.worker)
         beside.close()
         return Rivals(worker, has_compiled=False)
-
-
-def _same(rivals: Rivals) -> Rivals:
-    return rivals

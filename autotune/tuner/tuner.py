@@ -27,7 +27,7 @@ from autotune.measure import Worker
 from autotune.search import Schedule, Space, is_large
 from autotune.tuner.background_pool import (
     BackgroundPool,
-    is_tried_beside,
+    is_tried_apart,
     is_tried_last,
     is_whole,
     num_cores,
@@ -311,10 +311,7 @@ class Tuner:
                 break
             self._build_early()
             for row in self._operator_rows(problem):
-                apart = is_tried_beside(problem, row, self.networks, self.options) or is_tried_last(
-                    problem, row, self.networks, self.options
-                )
-                if not (until.is_over or apart):
+                if not (until.is_over or is_tried_apart(problem, row, self.networks, self.options)):
                     trials.submit(WantedTrial(problem, row))
         trials.drain()
 
