@@ -33,7 +33,7 @@ tracing: ContextVar[bool] = ContextVar("tracing", default=False)
 """True while a module is being traced; an `Activation` is one operation then."""
 
 _UNTRACED = "fake tensor in the exported program constant's list"
-"""What torch.export says of a tensor that no operator made."""
+"""Part of the message of torch.export about a tensor that no operator made."""
 
 
 def check(model: nn.Module) -> tuple[torch.device, torch.dtype | None]:

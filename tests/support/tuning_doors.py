@@ -32,7 +32,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is tuned.
+    """A model and inputs to tune.
 
     Attributes:
         text: The value of --model.

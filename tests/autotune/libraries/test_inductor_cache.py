@@ -1,4 +1,4 @@
-"""What Inductor compiles is found again in torch's cache of compiled graphs, by any process."""
+"""Any process finds the code that Inductor compiled in torch's cache of compiled graphs."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What a capture leaves behind: no reference to a parameter, and nothing of an export in progress."""
+"""A capture leaves no reference to a parameter behind, and no export in progress."""
 
 import copy
 import weakref
