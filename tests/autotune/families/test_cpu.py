@@ -344,6 +344,31 @@ def test_kernels_solve_odd_problems(name, trials, built, cpu):
 
 
 @pytest.mark.compile
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_nan_of_weights_and_vectors_arrives(name, trials, built):
+    """CandidateBench has special values among the activations. A kernel multiplies padding by NaN, or leaves it out."""
+    launch = {parameter.name: 0 for parameter in family(name).launch_parameters}
+    for trial in trials[name]:
+        case = CandidateBench(trial.problem, DEVICE, seed=trial.seed)
+        constants = [o.name for o in trial.problem.operands() if o.role in ("weight", "vector")]
+        solutions = []
+        for value in (1000.0, -300.0, float("nan")):
+            for constant in constants:
+                case.tensors[constant].view(-1)[case.tensors[constant].numel() // 2] = value
+            solutions.append(solve(trial.problem, case.tensors, case.scalars))
+        chosen = candidate_of(trial.kernel, built[trial.kernel], launch)
+        bind(chosen, trial.problem, case.tensors, case.scalars, DEVICE).run()
+        one, other, expected = solutions
+        for key, value in expected.items():
+            y = case.tensors[key].double()
+            assert y[value.isnan() & (one[key] != other[key])].isnan().all(), f"{key} of {trial.problem}"
+            untouched = ~value.flatten(0, -2).isnan().any(0)  # channels
+            assert not y[..., untouched].isnan().any(), f"{key} of {trial.problem}"
+            finite = value.isfinite() & ~y.isnan()
+            torch.testing.assert_close(y[finite], value[finite], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.compile
 def test_kernels_of_several_configs_agree_on_one_problem(cpu, cpu_target):
     problem = parse("conv2d n=3 h=9 w=7 c=21 k=50 r=3 s=3 stride=2,1 pad=1 dtype=f32 epilogue=bias,add,store,relu")
     chosen = family("cpu_conv2d")
