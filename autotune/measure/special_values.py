@@ -13,7 +13,17 @@ from contextlib import contextmanager
 
 import torch
 
-from autotune.ir import BYTE_FORMATS, TENSOR_DTYPES, Operand, Problem, Tensors, TorchCall, compute, with_batch
+from autotune.ir import (
+    BYTE_FORMATS,
+    TENSOR_DTYPES,
+    Operand,
+    Problem,
+    Tensors,
+    TorchCall,
+    compute,
+    is_built_in,
+    with_batch,
+)
 from autotune.measure.sliced_reference import in_dtype, rows_of_image
 
 _NAN, _INFINITIES = (math.nan,), (math.inf, -math.inf)
@@ -79,6 +89,7 @@ class SpecialValues:
 
         They are spread over the image and differ between activations, so that each is seen to be read.
         """
+        images = self._problem.batch if is_built_in(type(self._problem)) else 1  # a user's problem may have no batch
         operands = [
             operand
             for operand in self._problem.operands()
@@ -86,7 +97,7 @@ class SpecialValues:
         ]
         places: dict[str, torch.Tensor] = {}
         for i, operand in enumerate(operands):
-            elements = math.prod(operand.shape) // self._problem.batch
+            elements = math.prod(operand.shape) // images
             parts = [2 * (_PLACES * i + j) + 1 for j in range(_PLACES)]
             chosen = [elements * part // (2 * _PLACES * len(operands)) for part in parts]
             places[operand.name] = torch.tensor(chosen, device=self._tensors[operand.name].device)
