@@ -7,6 +7,7 @@ alone. Layers get the names that a capture of the model itself gives them, so a 
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ def unlift(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Unlif
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     sources = {node: _source(node) for node in placeholders}
     root = _root([sources[node] for node in placeholders])
+    user = _module_at(root)
     for node in graph.nodes:  # the rest of what Dynamo notes would keep its fake tensors, and references to arguments
         stack = node.meta.get("nn_module_stack")
         node.meta = {"nn_module_stack": _paths(stack, _tokens(root))} if stack else {}
@@ -99,12 +101,12 @@ def unlift(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Unlif
             graph.erase_node(place)
         else:
             inputs[source or node.name] = position
-            place.target = place.name = _name(source, node)
+            place.target = place.name = _name(source, node, user)
     given = {source: copied[placeholders[position]] for source, position in inputs.items()}
     for node, example in zip(placeholders, example_inputs, strict=True):
         if not isinstance(example, torch.Tensor):
             _replace_number(graph, copied[node], sources[node], given)
-    model = _module(_attributes(graph_module, graph) | tensors, graph, _class_name(root))
+    model = _module(_attributes(graph_module, graph) | tensors, graph, type(user).__name__ if user else UNNAMED)
     return Unlifted(model, states, tuple(inputs.values()), is_tuple)
 
 
@@ -178,10 +180,18 @@ def _root(sources: Sequence[str]) -> str:
     return roots.pop() if len(roots) == 1 else ""
 
 
-def _name(source: str, node: fx.Node) -> str:
-    """Return the name of an input: that of the caller's variable, where it has one."""
-    tokens = _tokens(source)
-    return tokens[-1] if len(tokens) == 2 and tokens[-1].isidentifier() else node.name
+def _name(source: str, node: fx.Node, user: nn.Module | None) -> str:
+    """Return the name of an input: that of the parameter of the user's forward, where Dynamo tells it.
+
+    Dynamo wraps modules of torch's own classes in a function of `*args` and `**kwargs`.
+    """
+    scope, *names = _tokens(source) or [""]
+    if user and len(names) == 2 and names[0] == "args" and names[1].isdecimal():
+        parameters = list(inspect.signature(user.forward).parameters)
+        return parameters[int(names[1])] if int(names[1]) < len(parameters) else node.name
+    if len(names) == 2 and names[0] == "kwargs":
+        names = names[1:]
+    return names[0] if scope and len(names) == 1 and names[0].isidentifier() else node.name
 
 
 def _paths(stack: Mapping[str, tuple[Any, Any]], root: Sequence[str]) -> dict[str, tuple[str, Any]]:
@@ -194,8 +204,8 @@ def _paths(stack: Mapping[str, tuple[Any, Any]], root: Sequence[str]) -> dict[st
     return found
 
 
-def _class_name(root: str) -> str:
-    """Return the name of the class of the module that an expression of Dynamo names."""
+def _module_at(root: str) -> nn.Module | None:
+    """Return the module that an expression of Dynamo names; None if it cannot be told."""
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     scope, *names = _tokens(root) or [""]
@@ -204,5 +214,5 @@ def _class_name(root: str) -> str:
         value: Any = {"L": output.local_scope, "G": output.global_scope}[scope][names[0]]
         value = reduce(getattr, names[1:], value)
     except (AttributeError, KeyError, IndexError):  # Dynamo's internals, which other versions may name otherwise
-        return UNNAMED
-    return type(value).__name__ if isinstance(value, nn.Module) else UNNAMED
+        return None
+    return value if isinstance(value, nn.Module) else None

@@ -123,22 +123,7 @@ def backends_network(model, x, database):
     return network
 
 
-WHY = {
-    "normed": "a captured batch norm tells the whole network's call that cuDNN is off, Dynamo's that it is on",
-    "sequential": "Dynamo's name of the input of torch's own modules is part of the key",
-}
-"""Network -> why its doors differ."""
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "residual",
-        "tailed",
-        "image",
-        *(pytest.param(name, marks=pytest.mark.xfail(reason=WHY[name], strict=True)) for name in WHY),
-    ],
-)
+@pytest.mark.parametrize("name", ["residual", "tailed", "image", "normed", "sequential"])
 def test_all_doors_request_the_same(name, empty_db):
     text, shape = f"{ROOT / NETWORKS}:{name}", (3 if name == "image" else 8, 8, 8)
     [by_command] = requested("--model", text, "--input", ",".join(map(str, shape)), "--batch", str(BATCH))

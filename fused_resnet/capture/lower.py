@@ -478,6 +478,9 @@ _RESHAPED = {
 }
 """Views -> operators that also copy: a tensor that is contiguous in the module may be channels last here."""
 
+_CUDNN_SWITCHES = ("cudnn_enabled", "cudnn_enable")
+"""Names of the argument of torch's normalisations that tells whether cuDNN is switched on."""
+
 
 def _call(node: fx.Node, place: dict[fx.Node, int]) -> OperatorCall:
     def frozen(value: Any) -> Any:
@@ -487,6 +490,11 @@ def _call(node: fx.Node, place: dict[fx.Node, int]) -> OperatorCall:
             return tuple(map(frozen, value))
         return CallDevice() if isinstance(value, torch.device) else value
 
-    name = str(node.target) if isinstance(node.target, torch._ops.OpOverload) else "getitem"
-    kwargs = tuple((key, frozen(value)) for key, value in node.kwargs.items())
-    return OperatorCall(_RESHAPED.get(name, name), frozen(node.args), kwargs)
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return OperatorCall("getitem", frozen(node.args))
+    name = str(node.target)
+    given = zip(node.target._schema.arguments, node.args, strict=False)
+    # torch.export notes that cuDNN is off, and Dynamo that it is on, for the same module.
+    args = tuple(True if argument.name in _CUDNN_SWITCHES else value for argument, value in given)
+    kwargs = tuple((key, frozen(value)) for key, value in node.kwargs.items() if key not in _CUDNN_SWITCHES)
+    return OperatorCall(_RESHAPED.get(name, name), frozen(args), kwargs)
