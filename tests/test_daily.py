@@ -33,6 +33,13 @@ def test_all_cases_run_if_they_or_a_file_are_asked_for(monkeypatch, wish):
     assert len(chosen(monkeypatch, "2026-01-01", **wish)) == len(ITEMS)
 
 
+def test_tests_of_a_group_share_a_mark(monkeypatch):
+    mark = {"daily": pytest.mark.daily(2, "group").mark}
+    items = [SimpleNamespace(nodeid=f"test_it.py::test_{i}", get_closest_marker=mark.get) for i in range(9)]
+    runs = [chosen(monkeypatch, f"2026-01-0{day}", items=items) for day in range(1, 10)]
+    assert {len(run) for run in runs} == {2} and len(set().union(*runs)) > 4
+
+
 def test_a_mark_that_leaves_nothing_out_is_refused(monkeypatch):
     with pytest.raises(pytest.UsageError, match=r"2 cases: daily\(2\) leaves none out"):
         chosen(monkeypatch, "2026-01-01", items=ITEMS[:2])

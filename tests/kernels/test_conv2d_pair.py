@@ -68,6 +68,7 @@ def config_of(problem, shape):
     return {**window, **dict(zip(SHAPE, shape, strict=True))}
 
 
+@pytest.mark.daily(3)
 @pytest.mark.compile
 @pytest.mark.parametrize(("text", "shape"), CASES.values(), ids=CASES)
 def test_the_kernels_text_computes_both_convolutions(text, shape, tmp_path):

@@ -37,6 +37,7 @@ CASES = {
 }
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize(("text", "values"), CASES.values(), ids=CASES)
 def test_the_kernels_text_solves_the_problem(text, values, tmp_path):
     problem = parse(text)

@@ -233,6 +233,7 @@ def test_convolutions_with_a_folded_squeeze(sizes, values, dtype, chain, tmp_pat
     assert_computes("cuda_folded_conv2d", problem, config, launch, tmp_path)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("sizes", "values", "dtype", "chain"), BLOCKS.values(), ids=BLOCKS)
 def test_residual_blocks(sizes, values, dtype, chain, tmp_path):
     problem = parse(f"se_block {sizes} dtype={dtype} epilogue={chain}")
@@ -248,6 +249,7 @@ def test_residual_blocks_that_halve_their_images(sizes, values, dtype, chain, tm
     assert_computes("cuda_se_down_block", problem, dict(zip(names, values, strict=True)), {}, tmp_path)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("text", "threads", "keep", "images"), TAILS.values(), ids=TAILS)
 def test_tails_of_residual_blocks(text, threads, keep, images, tmp_path):
     problem = parse(f"se_tail {text}")

@@ -47,12 +47,14 @@ CASES = {
 }
 
 
+@pytest.mark.daily(3)
 @pytest.mark.compile
 @pytest.mark.parametrize(("text", "config"), CASES.values(), ids=CASES)
 def test_the_kernels_text_computes_both_convolutions(text, config, tmp_path):
     _compare(FAMILY, config, text, tmp_path)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.compile
 @pytest.mark.parametrize("case", [case for case in CASES if case.endswith("in bytes")])
 def test_the_kernels_text_computes_both_convolutions_in_e4m3(case, tmp_path):

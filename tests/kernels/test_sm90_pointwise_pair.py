@@ -49,6 +49,7 @@ def config_of(problem, chosen):
     return {"columns": columns, "chunk": chosen["chunk"], "row_bytes": row, **chosen}
 
 
+@pytest.mark.daily(3)
 @pytest.mark.compile
 @pytest.mark.parametrize(("text", "chosen"), CASES.values(), ids=CASES)
 def test_the_kernels_text_computes_both_convolutions(text, chosen, tmp_path):
@@ -94,6 +95,7 @@ def spread(problem, tensors, scalars):
     return tensors
 
 
+@pytest.mark.daily(2)
 @pytest.mark.compile
 @pytest.mark.parametrize(("text", "chosen"), BYTES.values(), ids=BYTES)
 def test_the_kernels_text_computes_both_convolutions_of_bytes(text, chosen, tmp_path):
