@@ -12,7 +12,8 @@ from math import ceil
 
 from autotune.core import Architecture, cuda_architectures
 from autotune.families import se_gate
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
+from autotune.families.base import DEVICE_IMAGE, Config, Launch, Parameter, Value
+from autotune.families.base import RecordFamily as Family
 from autotune.families.cutlass2.tile import require_addressable
 from autotune.families.rules import Rules, first_unmet, require, require_no_overflow
 from autotune.ir import DTYPES, Conv2d, Conv2dFoldedSe, Conv2dSe, Epilogue

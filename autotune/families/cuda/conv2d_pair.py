@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autotune.core import Architecture, ceil_div, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, ConfigNumbers, Family, Parameter, Value
+from autotune.families.base import DEVICE_IMAGE, Config, ConfigNumbers, Parameter, Value
+from autotune.families.base import RecordFamily as Family
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import Conv2dPair, Epilogue
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from autotune.core import Architecture, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, ConfigNumbers, Family, Launch, Parameter, Value
+from autotune.families.base import DEVICE_IMAGE, Config, ConfigNumbers, Launch, Parameter, Value
+from autotune.families.base import RecordFamily as Family
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import DTYPES, Epilogue, ExpandDepthwise
 

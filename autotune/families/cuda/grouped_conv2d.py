@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from autotune.core import Architecture, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, ConfigNumbers, Family, Parameter, Value
+from autotune.families.base import DEVICE_IMAGE, Config, ConfigNumbers, Parameter, Value
+from autotune.families.base import RecordFamily as Family
 from autotune.families.cuda.rules import require_registers, require_shared, require_square_window, require_window
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import Conv2d, Epilogue

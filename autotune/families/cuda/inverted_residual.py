@@ -11,7 +11,8 @@ from functools import cache
 from itertools import product
 
 from autotune.core import Architecture, ceil_div, cuda_architectures, round_up
-from autotune.families.base import DEVICE_IMAGE, Config, ConfigNumbers, Family, Parameter, Value
+from autotune.families.base import DEVICE_IMAGE, Config, ConfigNumbers, Parameter, Value
+from autotune.families.base import RecordFamily as Family
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import DTYPES, Epilogue, InvertedResidual
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotune.core import Architecture, ceil_div, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
+from autotune.families.base import DEVICE_IMAGE, Config, Launch, Parameter, Value
+from autotune.families.base import RecordFamily as Family
 from autotune.families.cuda import few_channels
 from autotune.families.cuda.rules import require_registers, resident_rules
 from autotune.families.rules import Rules, first_unmet, require

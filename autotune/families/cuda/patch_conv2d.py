@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autotune.core import Architecture, ceil_div, cuda_architectures
-from autotune.families.base import CHANNELS_LAST, DEVICE_IMAGE, Config, Family, Parameter, Value
+from autotune.families.base import CHANNELS_LAST, DEVICE_IMAGE, Config, Parameter, Value
+from autotune.families.base import RecordFamily as Family
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import Epilogue, PatchConv2d
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from autotune.core import Architecture, ceil_div, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter
+from autotune.families.base import DEVICE_IMAGE, Config, Launch, Parameter
+from autotune.families.base import RecordFamily as Family
 from autotune.families.cuda.rules import require_access, require_whole_vectors
 from autotune.families.rules import require
 from autotune.ir import DTYPES, Epilogue

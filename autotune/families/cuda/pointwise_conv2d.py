@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from autotune.core import Architecture, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
+from autotune.families.base import DEVICE_IMAGE, Config, Launch, Parameter, Value
+from autotune.families.base import RecordFamily as Family
 from autotune.families.cutlass2.gemm import gemm_sizes, require_product
 from autotune.families.cutlass2.tile import require_addressable
 from autotune.families.rules import Rules, first_unmet, require

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from autotune.core import Architecture, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
+from autotune.families.base import DEVICE_IMAGE, Config, Parameter
+from autotune.families.base import RecordFamily as Family
 from autotune.families.cuda import known_window
 from autotune.families.cuda.rules import require_access
 from autotune.families.rules import Rules, first_unmet, require

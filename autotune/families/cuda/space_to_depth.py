@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from autotune.core import Architecture, cuda_architectures
-from autotune.families.base import CHANNELS_LAST, DEVICE_IMAGE, Config, Family, Parameter
+from autotune.families.base import CHANNELS_LAST, DEVICE_IMAGE, Config, Parameter
+from autotune.families.base import RecordFamily as Family
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import DTYPES, SpaceToDepth
 

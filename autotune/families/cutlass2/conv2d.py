@@ -20,7 +20,8 @@ from cutlass_library.library import (
 )
 
 from autotune.core import Architecture, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
+from autotune.families.base import DEVICE_IMAGE, Config, Parameter, Value
+from autotune.families.base import RecordFamily as Family
 from autotune.families.cutlass2 import tile as tiles
 from autotune.families.cutlass2 import tile_rules
 from autotune.families.cutlass2.conv2d_cost import cost, launches

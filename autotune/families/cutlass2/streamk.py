@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from autotune.core import Architecture, ceil_div, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
+from autotune.families.base import DEVICE_IMAGE, Config, Launch, Parameter, Value
+from autotune.families.base import RecordFamily as Family
 from autotune.families.cutlass2 import tile as tiles
 from autotune.families.cutlass2.tile import ThreadblockTile
 from autotune.families.cutlass2.tile_rules import why_illegal as why_tile_illegal

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from autotune.core import Architecture, ceil_div
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
+from autotune.families.base import DEVICE_IMAGE, Config, Parameter, Value
+from autotune.families.base import RecordFamily as Family
 from autotune.families.cutlass3 import collective
 from autotune.families.cutlass3.collective import CollectiveTile, TileGrid
 from autotune.families.rules import Rules, first_unmet, require

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autotune.core import Architecture, ceil_div
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
+from autotune.families.base import DEVICE_IMAGE, Config, Launch, Parameter, Value
+from autotune.families.base import RecordFamily as Family
 from autotune.families.cutlass2.gemm import gemm_sizes, require_product
 from autotune.families.cutlass3 import collective
 from autotune.families.cutlass3.collective import CollectiveTile, TileGrid

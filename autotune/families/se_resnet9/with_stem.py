@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autotune.core import Architecture
-from autotune.families.base import CHANNELS_LAST, Config, Family, Launch, Parameter, Value
+from autotune.families.base import CHANNELS_LAST, Config, Launch, Parameter, Value
+from autotune.families.base import RecordFamily as Family
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import Epilogue, SeBlock, StemBlock, StemSeBlock
 

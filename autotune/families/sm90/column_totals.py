@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from autotune.core import Architecture, ceil_div
-from autotune.families.base import Config, Family, Launch, Parameter, Value
+from autotune.families.base import Config, Launch, Parameter, Value
+from autotune.families.base import RecordFamily as Family
 from autotune.families.rules import require
 from autotune.families.sm90.conv2d import FAMILY as CONV2D
 from autotune.families.sm90.conv2d_loads import merges

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 
 from autotune.core import Architecture, ceil_div
 from autotune.families import se_gate
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
+from autotune.families.base import DEVICE_IMAGE, Config, Parameter, Value
+from autotune.families.base import RecordFamily as Family
 from autotune.families.rules import Rules, first_unmet, require, require_no_overflow
 from autotune.families.sm90.conv2d_launches import LAUNCH_PARAMETERS, columns_fit, launches, steps_fit
 from autotune.families.sm90.conv2d_loads import (

@@ -8,11 +8,11 @@ a problem. It is a family of its own because a parameter of sm90_conv2d would be
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from autotune.core import Architecture
-from autotune.families.base import Config, Family, Parameter, Value
+from autotune.families.base import Config, Parameter, Value, replace
+from autotune.families.base import RecordFamily as Family
 from autotune.families.rules import require
 from autotune.families.sm90.conv2d import FAMILY as CONV2D
 from autotune.families.sm90.conv2d_loads import Solved

@@ -7,9 +7,7 @@ of all kernels of sm90_conv2d_skip that databases hold.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from autotune.families.base import Parameter
+from autotune.families.base import Parameter, replace
 from autotune.families.sm90.conv2d_skip import FAMILY as CONV2D_SKIP
 from autotune.families.sm90.e4m3_conv2d import exact_enough
 

@@ -6,9 +6,7 @@ of sm90_image_conv2d would be one of all kernels that databases hold.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from autotune.families.base import Parameter
+from autotune.families.base import Parameter, replace
 from autotune.families.sm90.e4m3_conv2d import PROMOTE, exact_enough, promoted_label
 from autotune.families.sm90.image_conv2d import FAMILY as IMAGE_CONV2D
 from autotune.ir import Conv2d

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from autotune.core import Architecture
 from autotune.families import se_gate
-from autotune.families.base import Config, Family, Parameter, Value
+from autotune.families.base import Config, Parameter, Value
+from autotune.families.base import RecordFamily as Family
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.families.sm90.conv2d import FAMILY as CONV2D
 from autotune.ir import Conv2dFoldedSe, Conv2dSeSkip, FoldedSe

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from autotune.core import Architecture
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value, all_values
+from autotune.families.base import DEVICE_IMAGE, Config, Launch, Parameter, Value, all_values
+from autotune.families.base import RecordFamily as Family
 from autotune.ir import MAP_ELEMENTS, Epilogue, Problem
 
 P = TypeVar("P", bound=Problem)

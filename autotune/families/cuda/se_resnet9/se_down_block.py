@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from autotune.core import Architecture, ceil_div
 from autotune.families import se_gate
-from autotune.families.base import Config, Family, Launch, Parameter, Value
+from autotune.families.base import Config, Launch, Parameter, Value
+from autotune.families.base import RecordFamily as Family
 from autotune.families.cuda.conv2d import CHANNELS_A_STEP, HALVES, ROW_BYTES, MmaConvShape
 from autotune.families.cuda.conv2d import FAMILY as CONV2D
 from autotune.families.rules import require
