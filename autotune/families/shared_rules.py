@@ -24,13 +24,11 @@ class CastFamily(Family[Cast]):
     operator = Cast
 
     def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
-        """Require a result that the architecture has and that is not the input's dtype."""
         result = config["result"]
         yield require(result in arch.dtypes, f"{arch.name} has no {result}")
         yield require(result != dtype, f"result must differ from the input's dtype, which is {dtype} too")
 
     def unfit(self, problem: Cast, config: Config, arch: Architecture) -> Rules:
-        """Require the problem's result."""
         yield require(
             problem.result == config["result"],
             f"it stores {config['result']}; the problem's output is {problem.result}",
@@ -43,7 +41,6 @@ class UpsampleFamily(Family[Upsample]):
     operator = Upsample
 
     def unfit(self, problem: Upsample, config: Config, arch: Architecture) -> Rules:
-        """Require the problem's mode."""
         yield require(
             problem.linear == config["linear"],
             f"this kernel is compiled for linear = {config['linear']}; the problem's mode is {problem.mode}",
@@ -56,13 +53,11 @@ class ActivationsFamily(Family[P]):
     def candidate_values(
         self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: P | None
     ) -> Sequence[Value]:
-        """Return a parameter's values; of an activation that of the problem, if there is one."""
         if problem and parameter in (ACT, GATE):
             return (getattr(problem, parameter.name),)
         return parameter.values
 
     def unfit(self, problem: P, config: Config, arch: Architecture) -> Rules:
-        """Require the problem's activations."""
         yield require(
             (config["act"], config["gate"]) == (problem.act, problem.gate),
             f"it computes {config['act']} and {config['gate']}; the problem needs {problem.act} and {problem.gate}",

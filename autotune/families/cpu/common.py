@@ -27,7 +27,6 @@ class CpuFamily(Family[P]):
     launch_parameters = (THREADS,)
 
     def launches(self, problem: P, config: Config, arch: Architecture) -> list[Launch]:
-        """Return the launch values of all threads and of one."""
         return [{"threads": 0}, {"threads": 1}]
 
 
@@ -56,7 +55,6 @@ class ChannelsFamily(CpuFamily[P]):
         return blocks + left
 
     def context(self, config: Config, arch: Architecture, dtype: str) -> Mapping[str, object]:
-        """Return the block and the variables."""
         return {**config, **self._variables}
 
 

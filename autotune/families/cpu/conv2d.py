@@ -50,7 +50,6 @@ class CpuConv2d(TileFamily[Conv2d | Gemm]):
     dtypes = WITH_BYTES
 
     def extents(self, problem: Conv2d | Gemm, config: Config) -> LoopExtents:
-        """Return the extents of the loops over the output."""
         return _extents(problem, config)
 
 
@@ -64,7 +63,6 @@ class CpuConv2dDgrad(TileFamily[Conv2dDgrad]):
     layout = "c"
 
     def extents(self, problem: Conv2dDgrad, config: Config) -> LoopExtents:
-        """Return the extents of the loops over the input."""
         pixels, taps = problem.n * problem.h * problem.w, problem.r * problem.s
         return LoopExtents(
             pixels=pixels,
@@ -84,7 +82,6 @@ class CpuConv2dStatistics(TileFamily[Conv2dStatistics]):
     template = "cpu/conv2d_statistics.cpp.j2"
 
     def extents(self, problem: Conv2dStatistics, config: Config) -> LoopExtents:
-        """Return those of the convolution."""
         return _extents(problem.convolution, config)
 
 
@@ -96,7 +93,6 @@ class CpuConv2dGradientSums(TileFamily[Conv2dGradientSums]):
     template = "cpu/conv2d_gradient_sums.cpp.j2"
 
     def extents(self, problem: Conv2dGradientSums, config: Config) -> LoopExtents:
-        """Return those of the convolution."""
         return _extents(problem.convolution, config)
 
 
@@ -112,7 +108,6 @@ class CpuConv2dWgrad(CpuFamily[Conv2dWgrad]):
     )
 
     def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
-        """Require that a tile fits the vector registers."""
         yield require_registers(rows=int(config["block_k"]), channels=int(config["block_c"]))
 
     def cost(self, problem: Conv2dWgrad, config: Config, arch: Architecture) -> float:

@@ -59,7 +59,6 @@ class CpuConcat(ChannelsFamily[Concat]):
     parameters = (Parameter("interleave", (1, 0), "1: no shuffle; 0: any"), BLOCK_C)
 
     def unfit(self, problem: Concat, config: Config, arch: Architecture) -> Rules:
-        """Require the kernel without a shuffle where there is none."""
         needed = 1 if problem.interleave == 1 else 0
         yield require(config["interleave"] == needed, f"the problem needs a kernel with interleave={needed}")
 
@@ -79,11 +78,9 @@ class CpuSpaceToDepth(CpuFamily[SpaceToDepth]):
     launch_parameters = (THREADS, CHANNELS_LAST)
 
     def unsupported(self, problem: SpaceToDepth) -> Rules:
-        """Require a problem without an epilogue."""
         yield require(not problem.epilogue.steps, "the epilogue must be empty")
 
     def launches(self, problem: SpaceToDepth, config: Config, arch: Architecture) -> list[Launch]:
-        """Return those of an NCHW image."""
         return [{**launch, CHANNELS_LAST.name: 0} for launch in super().launches(problem, config, arch)]
 
     def cost(self, problem: SpaceToDepth, config: Config, arch: Architecture) -> float:

@@ -71,7 +71,6 @@ class TileFamily(CpuFamily[P]):
         """Return the extents of the loops."""
 
     def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
-        """Require that a tile fits the vector registers."""
         yield require_registers(rows=int(config["block_pixels"]), channels=int(config["block_k"]))
 
     def launches(self, problem: P, config: Config, arch: Architecture) -> list[Launch]:
@@ -80,15 +79,12 @@ class TileFamily(CpuFamily[P]):
         return [{"threads": threads, "order": order} for threads in (0, 1) for order in orders]
 
     def cost(self, problem: P, config: Config, arch: Architecture) -> float:
-        """Estimate cycles of the busiest core."""
         return _cost(self.extents(problem, config), config, arch)
 
     def context(self, config: Config, arch: Architecture, dtype: str) -> Mapping[str, object]:
-        """Return the config and the names of the tile's C++ class."""
         return {**config, "header": self.header, "pixels": self.pixels}
 
     def weight_layouts(self, config: Config) -> Mapping[str, str]:
-        """Return the blocked layout of the weight."""
         return {"weight": f"{self.layout}{config['block_k']}"}
 
 

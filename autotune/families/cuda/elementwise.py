@@ -35,15 +35,12 @@ class CudaElementwise(CudaFamily[Elementwise]):
     parameters = _PARAMETERS
 
     def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
-        """Require accesses that the GPU has."""
         yield require_access(int(config["vector"]), dtype)
 
     def unfit(self, problem: Elementwise, config: Config, arch: Architecture) -> Rules:
-        """Require whole vectors of channels."""
         yield require_whole_vectors(problem.c, int(config["vector"]))
 
     def cost(self, problem: Elementwise, config: Config, arch: Architecture) -> float:
-        """Rank by accesses."""
         return _cost(problem, config, arch)
 
 
@@ -56,18 +53,15 @@ class CudaCast(CastFamily, CudaFamily[Cast]):
     parameters = (RESULT, *_PARAMETERS)
 
     def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
-        """Require accesses that the GPU has, and another result."""
         yield require_access(int(config["vector"]), dtype)
         yield require_access(int(config["vector"]), str(config["result"]))
         yield from super().illegal(config, arch, dtype, epilogue)
 
     def unfit(self, problem: Cast, config: Config, arch: Architecture) -> Rules:
-        """Require whole vectors of channels and the problem's result."""
         yield require_whole_vectors(problem.c, int(config["vector"]))
         yield from super().unfit(problem, config, arch)
 
     def cost(self, problem: Cast, config: Config, arch: Architecture) -> float:
-        """Rank by accesses."""
         return _cost(problem, config, arch)
 
 

@@ -259,21 +259,17 @@ class FewChannelsFamily(CudaFamily[P]):
         """Return the parameters that have only one value for a problem, with that value."""
 
     def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
-        """Require the instruction, and that registers and shared memory are enough."""
         yield from _shape_rules(FewChannelsShape.from_config(config), arch)
 
     def candidate_values(
         self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: P | None
     ) -> Sequence[Value]:
-        """Return the values that a problem leaves."""
         return parameter.values if problem is None else fitting_values(parameter, problem.k, self.decided(problem))
 
     def unfit(self, problem: P, config: Config, arch: Architecture) -> Rules:
-        """Require what the problem decides."""
         yield from fit_rules(problem.k, config, self.decided(problem))
 
     def launches(self, problem: P, config: Config, arch: Architecture) -> list[Launch]:
-        """Return how many tiles below each other a block takes."""
         tiles = ceil(problem.p / int(config["rows"]))
         return [{"walk": walk} for walk in _WALKS if walk == 1 or walk < 2 * tiles]
 
@@ -305,16 +301,13 @@ class FewChannelsFamily(CudaFamily[P]):
         return best
 
     def label(self, config: Config) -> str:
-        """Return the instruction, the tile, and how many rows, stages and blocks there are at a time."""
         x = FewChannelsShape.from_config(config)
         return f"{config['instruction']} {x.rows}x{x.tile_q}x{x.tile_k} together {x.together} s{x.stages} r{x.resident}"
 
     def context(self, config: Config, arch: Architecture, dtype: str) -> Mapping[str, object]:
-        """Return the config and what follows from it."""
         x = FewChannelsShape.from_config(config)
         derived = {"warp_k": x.warp_k, "slices": x.slices, "threads": x.threads, "type": dtype}
         return {**config, **derived, "interleaved": x.interleaved, "stride": x.stride, "pool": x.pool}
 
     def weight_layouts(self, config: Config) -> Mapping[str, str]:
-        """Return channels last where the image is."""
         return {"weight": "krsc"} if FewChannelsShape.from_config(config).interleaved else {}

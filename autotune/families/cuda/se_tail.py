@@ -28,14 +28,12 @@ class GatedFamily(CudaFamily[P]):
     launch_parameters = (Parameter("images", _IMAGES, "images that a block takes, one after the other"),)
 
     def unsupported(self, problem: P) -> Rules:
-        """Require channels that are whole vectors of a block's threads."""
         yield require(
             problem.c % VECTOR == 0 and problem.c <= _MAX_CHANNELS,
             f"c must be a multiple of {VECTOR}, at most {_MAX_CHANNELS}",
         )
 
     def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
-        """Require registers for tensors that are read early."""
         if not config["early"]:
             return
         tensors = sum(argument.kind == "tensor" for argument in epilogue.arguments)
@@ -49,7 +47,6 @@ class GatedFamily(CudaFamily[P]):
         )
 
     def unfit(self, problem: P, config: Config, arch: Architecture) -> Rules:
-        """Require enough threads for the channels, and shared memory for weights that are read early."""
         threads = int(config["threads"])
         yield require(
             problem.c // VECTOR <= threads, f"c must be at most {VECTOR} times the threads, {VECTOR * threads}"

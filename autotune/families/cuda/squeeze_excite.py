@@ -41,18 +41,15 @@ class ClusterFamily(ActivationsFamily[P], GatedFamily[P]):
     compile_seconds = (0.9, 0.4)
 
     def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
-        """Require clusters of Hopper alone, and registers."""
         yield require(config["cluster"] == 1 or (arch.capability or 0) >= 90, "clusters of blocks need sm_90")
         yield from super().illegal(config, arch, dtype, epilogue)
 
     def unfit(self, problem: P, config: Config, arch: Architecture) -> Rules:
-        """Require the problem's activations, and a pixel for each block of a cluster."""
         yield from ActivationsFamily.unfit(self, problem, config, arch)
         yield require(problem.h * problem.w >= int(config["cluster"]), "each block of a cluster needs a pixel")
         yield from GatedFamily.unfit(self, problem, config, arch)
 
     def launches(self, problem: P, config: Config, arch: Architecture) -> list[Launch]:
-        """Return one image a cluster, or the launch values of kernels without clusters."""
         return [{"images": 1}] if config["cluster"] != 1 else super().launches(problem, config, arch)
 
     def cost(self, problem: P, config: Config, arch: Architecture) -> float:
@@ -80,7 +77,6 @@ class ClusterFamily(ActivationsFamily[P], GatedFamily[P]):
         return ceil(problem.n / at_once) * each
 
     def context(self, config: Config, arch: Architecture, dtype: str) -> Mapping[str, object]:
-        """Return the config, whether the kernel ends with the gates, and the blocks of an SM."""
         return {**config, "gates": self.operator is SeGates, "blocks": _blocks(config)}
 
 

@@ -21,7 +21,6 @@ class _StemFamily(FewChannelsFamily[P]):
     """Convolutions of NCHW images with stride 2, with a max pool or without."""
 
     def unsupported(self, problem: P) -> Rules:
-        """Require a pool and a window that the kernels have."""
         yield require(
             (problem.pool, problem.pool_stride, problem.pool_pad) in ((1, 1, 0), (3, 2, 1)),
             "the pool must be 3x3 with stride 2 and padding 1, or absent",
@@ -30,7 +29,6 @@ class _StemFamily(FewChannelsFamily[P]):
         yield require(problem.w % 2 == 0, "w must be a multiple of 2")
 
     def decided(self, problem: P) -> Mapping[str, Value]:
-        """Return the filter, the channels, the pool and the access."""
         access = widest_access(problem.w)
         return {"filter": problem.r, "channels": problem.c, "pool": int(problem.pool > 1), "access": access}
 
@@ -51,12 +49,10 @@ class CudaStemCast(_StemFamily[StemCast]):
     parameters = parameters(_POOL, Parameter("result", tuple(BYTE_FORMATS), "dtype of the output"))
 
     def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
-        """Require a result that the architecture has, and what all kernels need."""
         yield require(config["result"] in arch.dtypes, f"{arch.name} has no {config['result']}")
         yield from super().illegal(config, arch, dtype, epilogue)
 
     def decided(self, problem: StemCast) -> Mapping[str, Value]:
-        """Return the dtype of the output, too."""
         return {**super().decided(problem), "result": problem.result}
 
 
@@ -68,14 +64,12 @@ class CudaNarrowConv2d(FewChannelsFamily[Conv2d]):
     parameters = parameters(Parameter("stride", _STRIDES, "of both axes"))
 
     def unsupported(self, problem: Conv2d) -> Rules:
-        """Require a dense window that the kernels have, and lines of whole words."""
         yield require(problem.groups == 1 and problem.dilation == (1, 1), "groups and dilation must be 1")
         even = problem.stride[0] * problem.c % 2 == 0 and problem.w * problem.c % 2 == 0
         yield require(even, "stride times c and w times c must be even: lines begin at whole 32-bit words")
         yield from window_rules(problem, _STRIDES)
 
     def decided(self, problem: Conv2d) -> Mapping[str, Value]:
-        """Return the window, the channels and the access."""
         access = widest_access(problem.w * problem.c)
         return {"filter": problem.r, "channels": problem.c, "stride": problem.stride[0], "access": access}
 

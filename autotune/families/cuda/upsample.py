@@ -24,7 +24,6 @@ def _threads(problem: Upsample, config: Config, rows: int) -> float:
 
 
 def _rows(problem: Upsample, config: Config, arch: Architecture) -> list[int]:
-    """Return the numbers of output rows that are worth timing."""
     filled = arch.processors * arch.sm_threads * _FILLED
     longest = _SPAN * max(1.0, problem.p / problem.h)
     worth = [rows for rows in map(int, _ROWS.values) if rows <= longest and _threads(problem, config, rows) >= filled]
@@ -45,13 +44,11 @@ class CudaUpsample(UpsampleFamily, CudaFamily[Upsample]):
     launch_parameters = (_ROWS,)
 
     def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
-        """Require accesses that the GPU has."""
         vector, load = int(config["vector"]), int(config["load"])
         yield require_access(vector, dtype)
         yield require(load <= vector, "a load must not exceed the vector")
 
     def unfit(self, problem: Upsample, config: Config, arch: Architecture) -> Rules:
-        """Require the problem's mode, whole vectors of a row, and the widest load."""
         vector, row = int(config["vector"]), problem.q * problem.c
         load = math.gcd(vector, problem.c)
         yield from super().unfit(problem, config, arch)
@@ -61,7 +58,6 @@ class CudaUpsample(UpsampleFamily, CudaFamily[Upsample]):
         yield require(config["load"] == load, f"load must be the widest that divides c and the vector: {load}")
 
     def launches(self, problem: Upsample, config: Config, arch: Architecture) -> list[Launch]:
-        """Return the numbers of output rows that are worth timing."""
         return [{_ROWS.name: rows} for rows in _rows(problem, config, arch)]
 
     def cost(self, problem: Upsample, config: Config, arch: Architecture) -> float:
