@@ -23,8 +23,8 @@ class CpuFamily(Family[P]):
 
     kind = SHARED_LIBRARY
     architectures = ("cpu",)
-    dtypes = ("f32",)
-    launch_parameters = (THREADS,)
+    dtypes: tuple[str, ...] = ("f32",)
+    launch_parameters: tuple[Parameter, ...] = (THREADS,)
 
     def launches(self, problem: P, config: Config, arch: Architecture) -> list[Launch]:
         return [{"threads": 0}, {"threads": 1}]
@@ -40,7 +40,7 @@ class ChannelsFamily(CpuFamily[P]):
         variables: The template's variables beside the config.
     """
 
-    parameters = (BLOCK_C,)
+    parameters: tuple[Parameter, ...] = (BLOCK_C,)
 
     def __init__(
         self, operator: type[P], template: str = "", dtypes: tuple[str, ...] = ("f32",), **variables: object
