@@ -122,12 +122,12 @@ def _load(name: str, folder: Path | None) -> tuple[AnyFamily, ...]:
         raise FamilyError(_fault(folder / f"{name}.py", error)) from error
     old = getattr(module, "FAMILY", None)
     found = (old,) if old else getattr(module, "FAMILIES", ())
-    if not isinstance(found, tuple) or not all(isinstance(one, Family) for one in found):
-        raise FamilyError(f"{folder}/{name}.py: FAMILIES must be a tuple of instances of Family, such as (Mine(),)")
+    if not isinstance(found, tuple | list) or not all(isinstance(one, Family) for one in found):
+        raise FamilyError(f"{folder}/{name}.py: FAMILIES must be a tuple or list of instances of Family")
     for one in found:
         if missing := [field for field in _NEEDED if not hasattr(one, field)]:
             raise FamilyError(f"{folder}/{name}.py: {type(one).__name__} must define {', '.join(missing)}")
-    return found
+    return tuple(found)
 
 
 def _fault(file: Path, error: Exception) -> str:
