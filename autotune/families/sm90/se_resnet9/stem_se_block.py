@@ -1,10 +1,19 @@
-"""A network's first layer and the residual block behind it in one kernel for Hopper; fp16 and bf16.
+"""sm90_se_block with a network's first layer before it: templates/sm90/se_resnet9/stem/patch_stem.cuh."""
 
-It is the kernel of sm90_se_block with another beginning: see templates/sm90/se_resnet9/stem/patch_stem.cuh. The rules
-of that family hold here for the block behind the stem.
-"""
+from __future__ import annotations
 
-from autotune.families.se_resnet9.with_stem import with_stem
-from autotune.families.sm90.se_resnet9 import se_block
+from autotune.families.base import CHANNELS_LAST
+from autotune.families.se_resnet9.common import IMAGE, StemFamily
+from autotune.families.sm90.se_resnet9.se_block import SeBlockFamily
+from autotune.ir import StemSeBlock
 
-FAMILY = with_stem(se_block.FAMILY, "sm90_stem_se_block")
+
+class Sm90StemSeBlock(StemFamily, SeBlockFamily[StemSeBlock]):
+    """A network's first layer and the residual block behind it in one kernel for Hopper; fp16 and bf16."""
+
+    name = "sm90_stem_se_block"
+    parameters = (*SeBlockFamily.parameters, IMAGE)
+    launch_parameters = (*SeBlockFamily.launch_parameters, CHANNELS_LAST)
+
+
+FAMILIES = (Sm90StemSeBlock(),)
