@@ -20,7 +20,7 @@ _MAX_CHANNELS = 8192  # 1024 threads of 8 channels
 class GatedFamily(CudaFamily[P]):
     """Kernels whose blocks take images and compute gates from the means of their channels."""
 
-    parameters = (
+    parameters: tuple[Parameter, ...] = (
         Parameter("threads", (128, 256, 512, 1024), "threads a block"),
         Parameter("keep", (1, 2, 4, 8, 16), "vectors of 8 channels that a thread keeps in registers"),
         Parameter("early", (0, 1), "1: weights and added tensors are read before they are needed"),
