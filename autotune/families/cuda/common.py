@@ -1,4 +1,4 @@
-"""The base class of the CUDA families."""
+"""The base classes of the CUDA families."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from typing import TypeVar
 
 from autotune.core import cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Family
-from autotune.ir import Problem
+from autotune.ir import BYTE_FORMATS, Problem
 
 P = TypeVar("P", bound=Problem)
+
+WITH_BYTES = (*Family.dtypes, *BYTE_FORMATS)
+"""The dtypes of families that also have kernels for quantized tensors."""
 
 
 class CudaFamily(Family[P]):
@@ -17,3 +20,10 @@ class CudaFamily(Family[P]):
     kind = DEVICE_IMAGE
     architectures = cuda_architectures()
     compile_seconds = (0.9, 0.1)
+
+
+class TensorCoreFamily(CudaFamily[P]):
+    """A family whose products are those of fp16 and bf16 on tensor cores, as sm_80 has them first."""
+
+    architectures = cuda_architectures(since=80)
+    dtypes = ("f16", "bf16")

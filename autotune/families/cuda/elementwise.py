@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.core import Architecture
 from autotune.families.base import Config, Parameter
-from autotune.families.cuda.common import CudaFamily
+from autotune.families.cuda.common import WITH_BYTES, CudaFamily
 from autotune.families.cuda.rules import require_access, require_whole_vectors
 from autotune.families.rules import Rules
 from autotune.families.shared_rules import RESULT, CastFamily
@@ -31,7 +31,7 @@ class CudaElementwise(CudaFamily[Elementwise]):
     name = "cuda_elementwise"
     operator = Elementwise
     template = "cuda/elementwise.cu.j2"
-    dtypes = ("f16", "bf16", "tf32", "f32", *BYTE_FORMATS)
+    dtypes = WITH_BYTES
     parameters = _PARAMETERS
 
     def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:

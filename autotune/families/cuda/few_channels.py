@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TypeVar
 
-from autotune.core import Architecture, cuda_architectures
+from autotune.core import Architecture
 from autotune.families.base import Config, Launch, Parameter, Value
-from autotune.families.cuda.common import CudaFamily
+from autotune.families.cuda.common import TensorCoreFamily
 from autotune.families.cuda.rules import resident_rules
 from autotune.families.rules import Rules, require
 from autotune.ir import Conv2d, Conv2dWgrad, Epilogue, FirstLayers
@@ -245,12 +245,10 @@ def parameters(*own: Parameter) -> tuple[Parameter, ...]:
     )
 
 
-class FewChannelsFamily(CudaFamily[P]):
+class FewChannelsFamily(TensorCoreFamily[P]):
     """Convolutions of few channels, of which a class derived from this one names the problems."""
 
     template = "cuda/stem.cu.j2"
-    architectures = cuda_architectures(since=80)
-    dtypes = ("f16", "bf16")
     launch_parameters = (Parameter("walk", _WALKS, "tiles below each other a block"),)
     compile_seconds = (1.2, 1.5)
 
