@@ -90,7 +90,6 @@ class Family(Generic[P]):
             torch's layout; names of operands that a problem does not have are ignored.
         compile_seconds: Estimates of compile time: of a unit's headers, and of each kernel. They decide how many
             kernels share a unit.
-        opt_in: Whether it is tried only if the user names it (tune.py --only), because its kernels compile slowly.
         label: (config) -> the config in few characters, for tables.
     """
 
@@ -112,7 +111,6 @@ class Family(Generic[P]):
     launches: Callable[[P, Config, Architecture], list[Launch]] = lambda *_: [{}]
     weight_layouts: Callable[[Config], Mapping[str, str]] = lambda _: {}
     compile_seconds: tuple[float, float] = (0.4, 0.2)
-    opt_in: bool = False
     label: Callable[[Config], str] = lambda config: " ".join(f"{name} {value}" for name, value in config.items())
 
     @property

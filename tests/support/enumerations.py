@@ -74,7 +74,8 @@ def spread(found: list, most: int) -> list:
 def facts(name: str):
     """Yield all that a family says of some problems on each architecture."""
     family = families()[name]
-    yield family.name, family.kind, family.template, family.architectures, family.dtypes, family.opt_in
+    # False is of a flag that is gone, which the digests hold.
+    yield family.name, family.kind, family.template, family.architectures, family.dtypes, False
     yield [solved.operator for solved in family.operators], family.compile_seconds
     for parameter in (*family.parameters, *family.launch_parameters):
         yield parameter.name, parameter.values, parameter.meaning
