@@ -247,13 +247,6 @@ PROBLEMS = {
         "max_pool2d n=2 h=11 w=9 c=13 r=4 s=3 stride=1,2 pad=2,0 dtype={} epilogue=silu",
         "max_pool2d n=2 h=9 w=9 c=64 r=3 s=3 stride=1,1 pad=1,1 dtype={} epilogue=add",
     ],
-    "cuda_max_pool2d_gradient": [
-        "max_pool2d_gradient n=3 h=13 w=10 c=24 r=3 s=3 stride=2,2 pad=1,1 dtype={}",
-        "max_pool2d_gradient n=2 h=28 w=29 c=64 r=3 s=3 stride=2,2 ceil=1 dtype={}",
-        "max_pool2d_gradient n=2 h=9 w=8 c=12 r=2 s=2 stride=2,2 dtype={}",
-        "max_pool2d_gradient n=2 h=11 w=9 c=13 r=4 s=3 stride=1,2 pad=2,0 dtype={}",
-        "max_pool2d_gradient n=2 h=9 w=9 c=64 r=3 s=3 stride=1,1 pad=1,1 dtype={}",
-    ],
     "cuda_max_pool2d_places": [
         "max_pool2d_places n=3 h=13 w=10 c=24 r=3 s=3 stride=2,2 pad=1,1 dtype={}",
         "max_pool2d_places n=2 h=28 w=29 c=64 r=3 s=3 stride=2,2 ceil=1 dtype={}",

@@ -337,7 +337,6 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_inverted_residual": inverted,
     "cuda_layer_norm": normalized,
     "cuda_max_pool2d": lambda rng: pool(rng, "max_pool2d", f"ceil={rng.randint(0, 1)}"),
-    "cuda_max_pool2d_gradient": lambda rng: trained_pool(rng, "max_pool2d_gradient"),
     "cuda_max_pool2d_places": lambda rng: trained_pool(rng, "max_pool2d_places"),
     "cuda_max_pool2d_places_gradient": lambda rng: trained_pool(rng, "max_pool2d_places_gradient"),
     "cuda_mma_depthwise_conv2d": square_depthwise,

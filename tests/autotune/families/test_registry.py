@@ -56,7 +56,6 @@ NETWORK = [
     "gemm m=64 n=1000 k=512 dtype={} epilogue=bias",
     "avg_pool2d n=8 h=16 w=16 c=64 r=3 s=3 stride=2 pad=1 dtype={}",
     "max_pool2d n=8 h=16 w=16 c=64 r=3 s=3 stride=2 pad=1 dtype={}",
-    "max_pool2d_gradient n=8 h=16 w=16 c=64 r=3 s=3 stride=2 pad=1 dtype={}",
     "max_pool2d_places n=8 h=16 w=16 c=64 r=3 s=3 stride=2 pad=1 dtype={}",
     "max_pool2d_places_gradient n=8 h=16 w=16 c=64 r=3 s=3 stride=2 pad=1 dtype={}",
     "global_avg_pool2d n=8 h=7 w=7 c=512 dtype={}",
@@ -88,7 +87,7 @@ def test_every_layer_is_served_everywhere_with_costs_and_declared_launches(arch)
         halves = dtype in ("f16", "bf16") or (not arch.is_cuda and dtype not in BYTE_FORMATS)
         layers = [text for text in NETWORK if halves or not text.startswith("conv2d_")]
         floats = ("to_channels_last", "space_to_depth", "se_tail", "layer_norm", "group_norm", "softmax", "upsample")
-        floats = (*floats, "depth_to_space", "squeeze_excite", "max_pool2d_gradient", "max_pool2d_places", "batch_norm")
+        floats = (*floats, "depth_to_space", "squeeze_excite", "max_pool2d_places", "batch_norm")
         floats = (*floats, "relu_gradient_sums")
         layers = [text for text in layers if dtype not in BYTE_FORMATS or not text.startswith(floats)]
         if dtype == "e4m3":  # whose only convolutions on GPUs store whole 16 bytes
