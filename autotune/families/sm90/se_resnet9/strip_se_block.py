@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.core import Architecture, ceil_div, round_up
+from autotune.core import MAX_PROCESSORS, Architecture, ceil_div, round_up
 from autotune.families.base import CHANNELS_LAST, Config, Launch, Parameter, Value
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.families.se_resnet9.with_stem import IMAGE_CHANNELS, image_rules
 from autotune.families.sm90.hopper_family import hopper_context, hopper_family
 from autotune.families.sm90.rates import LOADED_BYTES_A_CYCLE
-from autotune.families.sm90.se_resnet9 import se_block
 from autotune.ir import Epilogue, StemBlock, StemSeBlock, StemSeBlockPool
 
 _CHANNELS = 64  # rows of a product
@@ -113,8 +112,16 @@ def _shared_bytes(problem: StemBlock) -> int:
 
 
 def _launches(problem: StemBlock, config: Config, arch: Architecture) -> list[Launch]:
-    found = se_block.block_launches(problem.n, int(config["cluster"]), arch)
-    return [{**launch, CHANNELS_LAST.name: 0} for launch in found]
+    """Return the launch values: a block for each image, or as many blocks as SMs, which load the filters once.
+
+    There are none if a cluster has more blocks than there are images.
+    """
+    cluster = int(config["cluster"])
+    if problem.n < cluster:
+        return []
+    room = arch.processors_for(cluster)
+    grids = (0,) if problem.n <= room else (room, 0)
+    return [{"grid": grid, "early_taps": taps, CHANNELS_LAST.name: 0} for grid in grids for taps in (9, 0, 18)]
 
 
 def _cost(problem: StemBlock, config: Config, arch: Architecture) -> float:
@@ -145,7 +152,11 @@ FAMILY = hopper_family(
         Parameter("cluster", (1, 2, 4), "blocks that share their loads of the filters"),
         Parameter("pool", (0, 1), "whether a pool of the image is its second output"),
     ),
-    launch_parameters=(*se_block.FAMILY.launch_parameters, CHANNELS_LAST),
+    launch_parameters=(
+        Parameter("grid", tuple(range(MAX_PROCESSORS + 1)), "most blocks: 0 gives each tile a block of its own"),
+        Parameter("early_taps", (0, 9, 18), "taps of the filters that are loaded before the image, of 18"),
+        CHANNELS_LAST,
+    ),
     why_illegal=_why_illegal,
     candidate_values=_candidate_values,
     why_unsupported=_why_unsupported,
