@@ -73,7 +73,6 @@ class Family(ABC, Generic[P]):
         launch_parameters: The axes of its launch values, in order.
         compile_seconds: Estimates of compile time: of a unit's headers, and of each kernel. They decide how many
             kernels share a unit.
-        opt_in: Whether it is tried only if the user names it (--only), because its kernels compile slowly.
     """
 
     name: str
@@ -85,7 +84,6 @@ class Family(ABC, Generic[P]):
     dtypes: tuple[str, ...] = ("f16", "bf16", "tf32", "f32")
     launch_parameters: tuple[Parameter, ...] = ()
     compile_seconds: tuple[float, float] = (0.4, 0.2)
-    opt_in: bool = False
 
     # -- what a family says of its kernels ------------------------------------------------------------------------
 
@@ -229,26 +227,6 @@ class Family(ABC, Generic[P]):
         yield require(arch.name in self.architectures, f"it has no kernels for {arch.name}")
         yield require(problem.dtype in arch.dtypes, f"{arch.name} has no {problem.dtype}")
         yield require(problem.dtype in self.dtypes, f"it has no kernels in {problem.dtype}")
-
-
-class RecordFamily(Family[P]):
-    """A family whose methods are given as functions."""
-
-    def __init__(self, **fields: Any) -> None:
-        self.__dict__.update(fields)
-
-    def cost(self, problem: P, config: Config, arch: Architecture) -> float:
-        raise NotImplementedError
-
-
-def all_values(parameter: Parameter, *_: object) -> Sequence[Value]:
-    """Return all values of a parameter, whatever was chosen before it."""
-    return parameter.values
-
-
-def replace(family: Any, **fields: Any) -> Any:
-    """Return a family with other fields."""
-    return RecordFamily(**{**family.__dict__, **fields})
 
 
 AnyFamily = Family[Any]

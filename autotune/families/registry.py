@@ -120,8 +120,7 @@ def _load(name: str, folder: Path | None) -> tuple[AnyFamily, ...]:
         if folder is None:
             raise
         raise FamilyError(_fault(folder / f"{name}.py", error)) from error
-    old = getattr(module, "FAMILY", None)
-    found = (old,) if old else getattr(module, "FAMILIES", ())
+    found = getattr(module, "FAMILIES", ())
     if not isinstance(found, tuple | list) or not all(isinstance(one, Family) for one in found):
         raise FamilyError(f"{folder}/{name}.py: FAMILIES must be a tuple or list of instances of Family")
     for one in found:

@@ -11,12 +11,6 @@ from autotune.families.se_resnet9.common import IMAGE_CHANNELS, image_rules, req
 from autotune.families.sm90.common import LOADED_BYTES_A_CYCLE, HopperFamily
 from autotune.ir import Epilogue, StemBlock, StemSeBlock, StemSeBlockPool
 
-FILTER_LAUNCHES = (
-    Parameter("grid", tuple(range(MAX_PROCESSORS + 1)), "most blocks: 0 gives each tile a block of its own"),
-    Parameter("early_taps", (0, 9, 18), "taps of the filters that are loaded before the image, of 18"),
-)
-"""Launch parameters of kernels that keep both filters in shared memory."""
-
 _CHANNELS = 64  # rows of a product
 _HEIGHTS, _WIDTHS = (8, 16), (8, 16, 32)
 _MAX_PIXELS = 256  # more would spill: a thread keeps sums and the identity
@@ -24,19 +18,6 @@ _MAX_POOLED_WIDTH = 16  # with more strips, the warps that pool have too few reg
 _MAX_HIDDEN = 32
 _FILTER_BYTES = 18 * 8192  # shared memory of both filters: 18 taps of 64 x 64 channels
 _IMAGE_LATENCY = 1500  # cycles of an image beside its products: an estimate for an H200
-
-
-def filter_launches(tiles: int, cluster: int, arch: Architecture) -> list[Launch]:
-    """Return the launch values of kernels that keep both filters in shared memory.
-
-    Each tile has its own block, or there are as many blocks as SMs, which load the filters once. There are none if a
-    cluster has more blocks than there are tiles.
-    """
-    if tiles < cluster:
-        return []
-    room = arch.processors_for(cluster)
-    grids = (0,) if tiles <= room else (room, 0)
-    return [{"grid": grid, "early_taps": taps} for grid in grids for taps in (9, 0, 18)]
 
 
 def _pool(problem: StemBlock) -> int:
@@ -68,7 +49,11 @@ class Sm90StripSeBlock(HopperFamily[StemBlock]):
         Parameter("cluster", (1, 2, 4), "blocks that share their loads of the filters"),
         Parameter("pool", (0, 1), "whether a pool of the image is its second output"),
     )
-    launch_parameters = (*FILTER_LAUNCHES, CHANNELS_LAST)
+    launch_parameters = (
+        Parameter("grid", tuple(range(MAX_PROCESSORS + 1)), "most blocks: 0 gives each tile a block of its own"),
+        Parameter("early_taps", (0, 9, 18), "taps of the filters that are loaded before the image, of 18"),
+        CHANNELS_LAST,
+    )
 
     def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
         height, width = int(config["height"]), int(config["width"])
@@ -125,8 +110,16 @@ class Sm90StripSeBlock(HopperFamily[StemBlock]):
         )
 
     def launches(self, problem: StemBlock, config: Config, arch: Architecture) -> list[Launch]:
-        found = filter_launches(problem.n, int(config["cluster"]), arch)
-        return [{**launch, CHANNELS_LAST.name: 0} for launch in found]
+        """Return a block for each image, or as many blocks as SMs, which load the filters once.
+
+        There are none if a cluster has more blocks than there are images.
+        """
+        cluster = int(config["cluster"])
+        if problem.n < cluster:
+            return []
+        room = arch.processors_for(cluster)
+        grids = (0,) if problem.n <= room else (room, 0)
+        return [{"grid": grid, "early_taps": taps, CHANNELS_LAST.name: 0} for grid in grids for taps in (9, 0, 18)]
 
     def cost(self, problem: StemBlock, config: Config, arch: Architecture) -> float:
         """Estimate cycles: the filters' loads, then rounds of images."""
