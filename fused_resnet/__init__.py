@@ -3,8 +3,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fused_resnet.old_pickles import install
-
 if TYPE_CHECKING:
     from fused_resnet.capture.activation import Activation
     from fused_resnet.module import FusedResNet, InputError
@@ -22,8 +20,6 @@ _MODULES = {
     "explain_step": "step_explanation",
     "tune": "tuning",
 }
-
-install()
 
 
 def __getattr__(name: str) -> Any:

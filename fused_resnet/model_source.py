@@ -152,9 +152,6 @@ class Named:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_guards": None}  # they name the dictionaries of this object's module
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({"_guards": None} | state)
-
 
 class _Captures:
     """Captures of a module that hold as long as the values that its forward reads stay what they are.
@@ -310,7 +307,7 @@ class Captured:
         return {name: value for name, value in self.__dict__.items() if name not in _CACHE}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({name: value for name, value in state.items() if name != "_networks"} | {"results": {}})
+        self.__dict__.update(state | {"results": {}})
         self._forget()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Captured:

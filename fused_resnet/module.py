@@ -84,8 +84,6 @@ class FusedResNet(nn.Module):
     _positions: tuple[str, ...]
     _source: ModelSource
     _format_name = str(torch.channels_last)  # a name, because torch.save cannot store a torch.memory_format
-    trusted_keys: tuple[str, ...] = ()  # modules that older versions pickled have none,
-    inductor: bool | None = None  # nor this
     _num_compiled = 0
 
     def __init__(

@@ -19,7 +19,7 @@ from fused_resnet.text_table import format_table, number, percent, shortened
 from fused_resnet.training.bound_problem import parsed, use
 from fused_resnet.training.compile import known_faster_way, why_not_compiled
 from fused_resnet.training.nodes import value
-from fused_resnet.training.norm_operators import BATCH_NORM_BACKWARD, MAX_POOL, MAX_POOL_PLACES
+from fused_resnet.training.norm_operators import BATCH_NORM_BACKWARD, MAX_POOL
 from fused_resnet.training.norm_rewrite import rewrite_norms
 from fused_resnet.training.norms import TrainedNorm
 from fused_resnet.training.operator import SOLVE, SOLVE_ALL
@@ -250,7 +250,7 @@ def _calls(graph: fx.Graph) -> Iterator[tuple[str, str | None]]:
         arguments: Any = node.args
         if node.target in (SOLVE, SOLVE_ALL):
             yield arguments[1], arguments[3]
-        elif node.target in (MAX_POOL, MAX_POOL_PLACES):
+        elif node.target is MAX_POOL:
             yield arguments[1], ""
         elif node.target is BATCH_NORM_BACKWARD:
             _, dy2, x, _, _, relu, _ = arguments

@@ -20,7 +20,6 @@ RUNTIME = {
             "module",
             "module_state",
             "networks",
-            "old_pickles",
             "plan_warnings",
             "precisions",
             "quantization",

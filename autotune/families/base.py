@@ -1,9 +1,10 @@
-"""The record of a family: one way to write a kernel, its parameters, and which of their values are legal."""
+"""The base class of families: one way to write a kernel, its parameters, and which of their values are legal."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, reduce
 from typing import Any, Generic, Self, TypeVar
@@ -55,16 +56,11 @@ CHANNELS_LAST = Parameter("channels_last", (0, 1), "1: the image is channels las
 """A launch parameter of kernels that read an NCHW image. Tuning uses 0; a plan sets it to the layout of its input."""
 
 
-def all_values(parameter: Parameter, *_: object) -> Sequence[Value]:
-    """Return all values of a parameter, whatever was chosen before it."""
-    return parameter.values
+class Family(ABC, Generic[P]):
+    """One way to write a kernel, for problems of type P: a template and what is known about its kernels.
 
-
-@dataclass(frozen=True)
-class Family(Generic[P]):
-    """A template and what is known about its kernels, for problems of type P. All fields that are functions are pure.
-
-    Functions named `why_...` return None if all is well, else the requirement that is not met, in plain words.
+    A family is a subclass; a module registers an instance in its tuple `FAMILIES`. All methods are pure. Those that
+    return rules yield the results of `require`, in an order in which each may rely on those before it.
 
     Attributes:
         name: Its unique name.
@@ -73,25 +69,10 @@ class Family(Generic[P]):
         template: The Jinja template, relative to the family's own folder or to templates/.
         architectures: Names of the architectures that it has kernels for.
         parameters: The axes of its configs, in order.
-        cost: (problem, config, arch) -> a rank for the search's prior, lower is better; no unit.
-        context: (config, arch, dtype) -> the template's variables.
         dtypes: The dtypes that it has kernels for, as far as an architecture has them.
-        why_illegal: (config, arch, dtype, epilogue) -> why it cannot be compiled. A legal config must compile.
-        required_permissions: (config, or the first of its values) -> the names of PERMISSIONS that a user must allow.
-        candidate_values: (parameter, values of those before it, arch, dtype, problem or None) -> the values that can
-            be legal and, if there is a problem, fit it. It only shortens the enumeration.
-        why_unsupported: (problem) -> why no kernel of the family can solve it.
-        why_unfit: (problem, config, arch) -> why this kernel cannot solve a supported problem, or does so in a way
-            that another config is known to beat.
         launch_parameters: The axes of its launch values, in order.
-        launches: (problem, config, arch) -> the launch values worth timing of a config that fits, the most promising
-            first, which alone are tried at first in a large run; empty if the kernel runs with none.
-        weight_layouts: (config) -> operand name -> layout, a key of autotune/ir/weight_layout.py. An absent name means
-            torch's layout; names of operands that a problem does not have are ignored.
         compile_seconds: Estimates of compile time: of a unit's headers, and of each kernel. They decide how many
             kernels share a unit.
-        opt_in: Whether it is tried only if the user names it (tune.py --only), because its kernels compile slowly.
-        label: (config) -> the config in few characters, for tables.
     """
 
     name: str
@@ -100,20 +81,81 @@ class Family(Generic[P]):
     template: str
     architectures: tuple[str, ...]
     parameters: tuple[Parameter, ...]
-    cost: Callable[[P, Config, Architecture], float]
-    context: Callable[[Config, Architecture, str], Mapping[str, object]] = lambda config, arch, dtype: config
     dtypes: tuple[str, ...] = ("f16", "bf16", "tf32", "f32")
-    why_illegal: Callable[[Config, Architecture, str, Epilogue], str | None] = lambda *_: None
-    required_permissions: Callable[[Config], Sequence[str]] = lambda _: ()
-    candidate_values: Callable[[Parameter, Config, Architecture, str, P | None], Sequence[Value]] = all_values
-    why_unsupported: Callable[[P], str | None] = lambda _: None
-    why_unfit: Callable[[P, Config, Architecture], str | None] = lambda *_: None
     launch_parameters: tuple[Parameter, ...] = ()
-    launches: Callable[[P, Config, Architecture], list[Launch]] = lambda *_: [{}]
-    weight_layouts: Callable[[Config], Mapping[str, str]] = lambda _: {}
     compile_seconds: tuple[float, float] = (0.4, 0.2)
-    opt_in: bool = False
-    label: Callable[[Config], str] = lambda config: " ".join(f"{name} {value}" for name, value in config.items())
+
+    # -- what a family says of its kernels ------------------------------------------------------------------------
+
+    @abstractmethod
+    def cost(self, problem: P, config: Config, arch: Architecture) -> float:
+        """Return the rank of a config for the first trials; lower is better, without a unit."""
+
+    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
+        """Yield what a config must be to be compiled. A legal config must compile."""
+        yield from ()
+
+    def unsupported(self, problem: P) -> Rules:
+        """Yield what a problem must be so that some kernel of the family solves it."""
+        yield from ()
+
+    def unfit(self, problem: P, config: Config, arch: Architecture) -> Rules:
+        """Yield what a config must be to solve a supported problem, and not in a way that another is known to beat."""
+        yield from ()
+
+    def candidate_values(
+        self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: P | None
+    ) -> Sequence[Value]:
+        """Return the values of a parameter that can be legal after those before it. This only shortens enumerations.
+
+        Args:
+            parameter: The parameter.
+            chosen: The values of the parameters before it.
+            arch: The architecture.
+            dtype: Dtype of the problem.
+            problem: If it is given, values that cannot fit it are left out.
+        """
+        return parameter.values
+
+    def required_permissions(self, config: Config) -> Sequence[str]:
+        """Return the names of PERMISSIONS that a user must allow for a config, or for the first of its values."""
+        return ()
+
+    def launches(self, problem: P, config: Config, arch: Architecture) -> list[Launch]:
+        """Return the launch values worth timing of a config that fits, the most promising first.
+
+        Only these are tried at first in a large run. Without any, the kernel cannot be launched for the problem.
+        """
+        return [{}]
+
+    def context(self, config: Config, arch: Architecture, dtype: str) -> Mapping[str, object]:
+        """Return the template's variables."""
+        return config
+
+    def weight_layouts(self, config: Config) -> Mapping[str, str]:
+        """Return the layouts of operands that differ from torch's: name -> a key of autotune/ir/weight_layout.py.
+
+        Names of operands that a problem does not have are ignored.
+        """
+        return {}
+
+    def label(self, config: Config) -> str:
+        """Return the config in few characters, for tables."""
+        return " ".join(f"{name} {value}" for name, value in config.items())
+
+    # -- what follows from that -----------------------------------------------------------------------------------
+
+    def why_illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+        """Return the first requirement that a config does not meet to be compiled; None if it meets all."""
+        return first_unmet(self.illegal(config, arch, dtype, epilogue))
+
+    def why_unsupported(self, problem: P) -> str | None:
+        """Return the reason why no kernel of the family can solve a problem; None if one can."""
+        return first_unmet(self.unsupported(problem))
+
+    def why_unfit(self, problem: P, config: Config, arch: Architecture) -> str | None:
+        """Return the first requirement of a supported problem that a config does not meet; None if it meets all."""
+        return first_unmet(self.unfit(problem, config, arch))
 
     @property
     def operators(self) -> tuple[type[P], ...]:
@@ -195,7 +237,7 @@ AnyFamily = Family[Any]
 def _known_legal(
     family: AnyFamily, arch: Architecture, dtype: str, epilogue: Epilogue
 ) -> dict[tuple[Value, ...], bool]:
-    """Return the memory of which configs, by their values, are legal; `why_illegal` is a pure function."""
+    """Return the memory of which configs, by their values, are legal; `illegal` is a pure function."""
     return {}
 
 

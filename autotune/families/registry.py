@@ -1,4 +1,4 @@
-"""The registry of families: the modules of this package and of the user's folders that define `FAMILY`."""
+"""The registry of families: the modules of this package and of the user's folders that define `FAMILIES`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from autotune.ir import Problem
 
 _PACKAGE = "autotune.families"
 _FOLDER = Path(__file__).parent
+_NEEDED = ("name", "operator", "kind", "template", "architectures", "parameters")
+"""Attributes of a family that have no default."""
 
 
 @dataclass(frozen=True)
@@ -92,10 +94,9 @@ class Registry:
                 first = f"one in {taken[name]}" if taken[name] else "one of the project's own"
                 raise FamilyError(f"{folder}/{name}.py has the name of {first}: rename it")
             taken[name] = folder
-            family = _load(name, folder)
-            if family and family.name in entries:
-                raise FamilyError(f"{folder}/{name}.py: there is already a family '{family.name}': rename it")
-            if family:
+            for family in _load(name, folder):
+                if family.name in entries:
+                    raise FamilyError(f"{folder}/{name}.py: there is already a family '{family.name}': rename it")
                 entries[family.name] = _Entry(family, folder)
         return entries
 
@@ -111,17 +112,21 @@ class Registry:
             yield from ((folder, name) for name in names if name != "__init__")
 
 
-def _load(name: str, folder: Path | None) -> AnyFamily | None:
-    """Return a module's FAMILY, or None if it defines none; raises FamilyError for a user's file that fails."""
+def _load(name: str, folder: Path | None) -> tuple[AnyFamily, ...]:
+    """Return a module's FAMILIES; none if it defines none. Raises FamilyError for a user's file that fails."""
     try:
-        family = getattr(importlib.import_module(f"{_PACKAGE}.{name}"), "FAMILY", None)
+        module = importlib.import_module(f"{_PACKAGE}.{name}")
     except Exception as error:
         if folder is None:
             raise
         raise FamilyError(_fault(folder / f"{name}.py", error)) from error
-    if family is not None and not isinstance(family, Family):
-        raise FamilyError(f"{folder}/{name}.py: FAMILY must be a Family, not of type {type(family).__name__}")
-    return family
+    found = getattr(module, "FAMILIES", ())
+    if not isinstance(found, tuple | list) or not all(isinstance(one, Family) for one in found):
+        raise FamilyError(f"{folder}/{name}.py: FAMILIES must be a tuple or list of instances of Family")
+    for one in found:
+        if missing := [field for field in _NEEDED if not hasattr(one, field)]:
+            raise FamilyError(f"{folder}/{name}.py: {type(one).__name__} must define {', '.join(missing)}")
+    return tuple(found)
 
 
 def _fault(file: Path, error: Exception) -> str:

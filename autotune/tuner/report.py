@@ -169,7 +169,7 @@ def failures(
 def rejected_configs(problem: Problem, arch: Architecture) -> Iterator[str]:
     """Yield a sentence for each family that serves a problem and rejects configs, with an example and its reason."""
     for found in serving(problem, arch):
-        if not found.opt_in and (sentence := _rejected(found, arch, problem.dtype, problem.epilogue)):
+        if sentence := _rejected(found, arch, problem.dtype, problem.epilogue):
             yield sentence
 
 

@@ -274,7 +274,7 @@ class StudyManager:
         """Return the families to search for a problem, that with the fewest architectures first."""
         options = self._options
         found = serving(problem, options.arch)
-        wanted = [one for one in found if one.name in options.only or not (options.only or one.opt_in)]
+        wanted = [one for one in found if one.name in options.only or not options.only]
         return sorted(wanted, key=lambda one: len(one.architectures))
 
     def _lowest_cost(self, space: Space, count: int) -> list[Kernel]:

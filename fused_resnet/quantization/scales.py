@@ -25,8 +25,6 @@ class CalibratedScales(dict[str, float]):
         precision: The precision that the scales are for, a key of BYTE_PRECISIONS.
     """
 
-    precision = S8.precision  # of scales that older versions pickled
-
     def __init__(
         self,
         scales: Scales,

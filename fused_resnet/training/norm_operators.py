@@ -22,8 +22,7 @@ for _schema in (
     " -> (Tensor, Tensor)",
     "batch_norm_backward(Tensor dy, Tensor? dy2, Tensor x, Tensor? z, Tensor statistics, int relu, str database)"
     " -> Tensor[]",
-    "max_pool2d(Tensor x, str pool, str gradient, str database) -> Tensor",
-    "max_pool2d_places(Tensor x, str pool, str gradient, str database) -> (Tensor, Tensor)",
+    "max_pool2d(Tensor x, str pool, str gradient, str database) -> (Tensor, Tensor)",
 ):
     LIBRARY.define(_schema, tags=TAGS)
 
@@ -37,10 +36,8 @@ BATCH_NORM_BACKWARD: Callable[..., Any] = torch.ops.fused_resnet.batch_norm_back
 These are the gradient with respect to x, the y of BatchNormGradientSums, and, if a tensor was added, the gradient with
 respect to that."""
 MAX_POOL: Callable[..., Any] = torch.ops.fused_resnet.max_pool2d.default
-"""(x, text of the pool, text of its gradient, database) -> y. SOLVE computes the gradient."""
-MAX_POOL_PLACES: Callable[..., Any] = torch.ops.fused_resnet.max_pool2d_places.default
 """(x, text of the pool, text of its gradient, database) -> (y, places). SOLVE computes the gradient from the places."""
-IMAGE_OPERATORS = (BATCH_NORM, BATCH_NORM_BACKWARD, MAX_POOL, MAX_POOL_PLACES)
+IMAGE_OPERATORS = (BATCH_NORM, BATCH_NORM_BACKWARD, MAX_POOL)
 """All of them: what they read and compute is channels last if it has four dimensions."""
 
 
@@ -89,12 +86,7 @@ def _batch_norm_backward(
     return [dx, sums, *stored]
 
 
-def _max_pool(x: torch.Tensor, pool: str, gradient: str, database: str) -> torch.Tensor:
-    (y,) = run(pool, [x], database)
-    return y
-
-
-def _max_pool_places(x: torch.Tensor, pool: str, gradient: str, database: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _max_pool(x: torch.Tensor, pool: str, gradient: str, database: str) -> tuple[torch.Tensor, torch.Tensor]:
     y, places = run(pool, [x], database)
     return y, places
 
@@ -125,13 +117,9 @@ def _fake_batch_norm_backward(
     return [_image(x, x.shape), _columns(x, norm.gradient_sums().output_shape[0]), *stored]
 
 
-def _fake_max_pool(x: torch.Tensor, pool: str, gradient: str, database: str) -> torch.Tensor:
+def _fake_max_pool(x: torch.Tensor, pool: str, *_: str) -> tuple[torch.Tensor, torch.Tensor]:
     n, p, q, c = parsed(pool).output_shape
-    return _image(x, (n, c, p, q))
-
-
-def _fake_max_pool_places(x: torch.Tensor, pool: str, *others: str) -> tuple[torch.Tensor, torch.Tensor]:
-    y = _fake_max_pool(x, pool, *others)
+    y = _image(x, (n, c, p, q))
     return y, torch.empty_like(y, dtype=torch.int8)
 
 
@@ -151,23 +139,13 @@ def _differentiate_batch_norm(ctx: Any, dy: torch.Tensor, _: Any) -> tuple[torch
     return dx, dz[0] if dz else None, sums[1], sums[0], None, None, None
 
 
-def _save_max_pool(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, _, ctx.gradient, ctx.database = inputs
-    ctx.save_for_backward(x)
-
-
-def _differentiate_max_pool(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    (x,) = ctx.saved_tensors
-    return SOLVE([dy, x], ctx.gradient, ctx.database, ""), None, None, None
-
-
-def _save_places(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+def _save_max_pool(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     _, _, ctx.gradient, ctx.database = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(output[1])
 
 
-def _differentiate_max_pool_places(ctx: Any, dy: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
+def _differentiate_max_pool(ctx: Any, dy: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
     (places,) = ctx.saved_tensors
     return SOLVE([dy, places], ctx.gradient, ctx.database, ""), None, None, None
 
@@ -176,7 +154,6 @@ for _name, _function, _fake in (
     ("batch_norm", _batch_norm, _fake_batch_norm),
     ("batch_norm_backward", _batch_norm_backward, _fake_batch_norm_backward),
     ("max_pool2d", _max_pool, _fake_max_pool),
-    ("max_pool2d_places", _max_pool_places, _fake_max_pool_places),
 ):
     LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fused_resnet::{_name}", _fake, lib=LIBRARY)
@@ -185,7 +162,4 @@ torch.library.register_autograd(
 )
 torch.library.register_autograd(
     "fused_resnet::max_pool2d", _differentiate_max_pool, setup_context=_save_max_pool, lib=LIBRARY
-)
-torch.library.register_autograd(
-    "fused_resnet::max_pool2d_places", _differentiate_max_pool_places, setup_context=_save_places, lib=LIBRARY
 )

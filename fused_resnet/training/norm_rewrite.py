@@ -17,7 +17,7 @@ from torch import fx
 from autotune.ir import JOINED_RELU, NO_RELU, OWN_RELU
 from fused_resnet.training.bound_problem import can_solve
 from fused_resnet.training.nodes import is_like
-from fused_resnet.training.norm_operators import BATCH_NORM, MAX_POOL, MAX_POOL_PLACES
+from fused_resnet.training.norm_operators import BATCH_NORM, MAX_POOL
 from fused_resnet.training.norms import (
     ADDITIONS,
     IN_PLACE,
@@ -123,7 +123,7 @@ def _chains(node: fx.Node, x: fx.Node) -> list[_Chain]:
     value = _value(x)
     if value is None or (alone := TrainedNorm.of(value, NO_RELU)) is None:
         return []
-    are_apart = all(user.target in (*READERS, BATCH_NORM, MAX_POOL, MAX_POOL_PLACES) for user in node.users)
+    are_apart = all(user.target in (*READERS, BATCH_NORM, MAX_POOL) for user in node.users)
     found = [_Chain((node,), alone)] if are_apart else []
     user = _only_user(node)
     if user and user.target in RELUS:
@@ -190,17 +190,12 @@ def _replace_pool(node: fx.Node, database: str, device: torch.device) -> None:
     x, *window = arguments
     value = _value(x)
     trained = None if value is None else TrainedPool.of(value, *window, **named)
-    if trained is None:
+    if trained is None or not all(can_solve(one, database, device) for one in (trained.pool, trained.gradient)):
         return
-    ways = (MAX_POOL_PLACES, (trained.pool, trained.gradient)), (MAX_POOL, trained.from_input)
-    way = next((way for way in ways if all(can_solve(one, database, device) for one in way[1])), None)
-    if way is None:
-        return
-    graph, (function, (pool, gradient)) = node.graph, way
+    graph = node.graph
     with graph.inserting_before(node):
-        y = graph.call_function(function, (x, str(pool), str(gradient), database))
-        if function is MAX_POOL_PLACES:
-            y = graph.call_function(operator.getitem, (y, 0))
+        pooled = graph.call_function(MAX_POOL, (x, str(trained.pool), str(trained.gradient), database))
+        y = graph.call_function(operator.getitem, (pooled, 0))
     y.meta.update(node.meta)
     node.replace_all_uses_with(y)
     graph.erase_node(node)

@@ -26,8 +26,6 @@ from autotune.ir import (
     BatchNormStatistics,
     Elementwise,
     Epilogue,
-    MaxPool2d,
-    MaxPool2dGradient,
     MaxPool2dPlaces,
     MaxPool2dPlacesGradient,
     Problem,
@@ -177,11 +175,6 @@ class TrainedPool:
     def problems(self) -> dict[str, Problem]:
         """Both passes by what they compute."""
         return {"output": self.pool, "gradient": self.gradient}
-
-    @property
-    def from_input(self) -> tuple[MaxPool2d, MaxPool2dGradient]:
-        """Both passes without places, as older databases have them: the gradient compares the pool's input again."""
-        return MaxPool2d(**self._sizes), MaxPool2dGradient(**self._sizes)
 
     @property
     def _sizes(self) -> dict[str, Any]:

@@ -90,12 +90,8 @@ def _parameters() -> str:
 
 
 def _family_section(family: AnyFamily) -> str:
-    modules = [module for name, module in sys.modules.items() if name.startswith("autotune.families.")]
-    module = next(each for each in modules if getattr(each, "FAMILY", None) is family)
-    about = " ".join(inspect.cleandoc(module.__doc__ or "").split("\n\n")[0].split())
+    about = " ".join(inspect.cleandoc(type(family).__doc__ or "").split("\n\n")[0].split())
     facts = [f"Template: `templates/{family.template}`."]
-    if family.opt_in:
-        facts.append(f"Tried only with `--only {family.name}`.")
     for name, meaning in PERMISSIONS.items():
         if any(name in family.required_permissions({each.name: value}) for each, value in _values(family)):
             facts.append(f"Some configs need the permission `{name}` ({meaning}).")

@@ -59,7 +59,7 @@ def test_the_cuda_kernels_texts_make_autograds_gradient(text, values, tmp_path):
     pool, problem = (parse(f"{name} {text}") for name in ("max_pool2d_places", "max_pool2d_places_gradient"))
     first, second = emulated(POOL, pool, values, tmp_path), emulated(GRADIENT, problem, values, tmp_path)
     for kind in KINDS:
-        given = operands(parse(f"max_pool2d_gradient {text}"), kind)
+        given = operands(pool, kind)
         found = first.run(pool, {"x": given["x"]}, (), {}, 1)
         assert_is_pool(found, pool, given["x"], kind)
         tensors = {"dy": given["dy"], "places": found["places"]}
@@ -102,7 +102,7 @@ def test_the_cpu_kernels_make_autograds_gradient(block_c, cpu_kernel):
 
     for text, kind in itertools.product(texts, KINDS):
         pool, problem = (parse(f"{kernel.family[4:]} {text} dtype=f32") for kernel in kernels)
-        given = operands(parse(f"max_pool2d_gradient {text} dtype=f32"), kind)
+        given = operands(pool, kind)
         results = []
         for threads in (0, 1):
             found = run(kernels[0], pool, {"x": given["x"]}, threads)

@@ -182,8 +182,6 @@ def test_a_sample_of_the_day_compiles(names):
         ("sm90_folded_conv2d", "scale,gate,project,silu,store", 1),
         ("sm90_image_conv2d", "bias,add,relu", 1),
         ("sm90_image_conv2d", "scale,gate,project,silu,store", 1),
-        ("sm90_se_block", "bias,silu,conv,gate,add,relu", 2),
-        ("sm90_stem_se_block", "bias,keep,silu,conv,scale,conv,gate,add_kept,add,relu", 2),
         ("sm90_strip_se_block", "bias,keep,silu,conv,scale,conv,gate,add_kept,relu", 2),
         ("sm90_se_down_block", "bias,silu,conv,scale,gate,project,add,relu", 1),
     ],

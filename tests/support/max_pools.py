@@ -39,7 +39,8 @@ def operands(problem, kind):
     """Return dy and x. Of x, `ties` has three values, and `infinite` and `nan` also have windows of them alone."""
     generator = torch.Generator().manual_seed(7)
     dtype = DTYPES[problem.dtype]
-    shapes = {operand.name: operand.shape for operand in problem.operands()}
+    n, c = problem.n, problem.c
+    shapes = {"x": (n, problem.h, problem.w, c), "dy": (n, problem.p, problem.q, c)}
     x = torch.randint(-1, 2, shapes["x"], generator=generator).to(dtype)
     if kind == "spread":
         x = torch.randn(shapes["x"], generator=generator).to(dtype)

@@ -18,7 +18,6 @@ TEXTS = [
     "clipped_avg_pool2d n=1 h=7 w=8 c=3 r=3 s=2 stride=2,3 pad=1,0 ceil=1 dtype=bf16 epilogue=none",
     "adaptive_avg_pool2d n=1 h=7 w=8 c=3 p=5 q=3 dtype=bf16 epilogue=relu",
     "max_pool2d n=1 h=7 w=8 c=3 r=3 s=2 stride=2,3 pad=1,0 ceil=1 dtype=f16 epilogue=relu",
-    "max_pool2d_gradient n=1 h=7 w=8 c=3 r=3 s=2 stride=2,3 pad=1,0 ceil=1 dtype=f16 epilogue=none",
     "max_pool2d_places n=1 h=7 w=8 c=3 r=3 s=2 stride=2,3 pad=1,0 ceil=1 dtype=f16 epilogue=none",
     "max_pool2d_places_gradient n=1 h=7 w=8 c=3 r=3 s=2 stride=2,3 pad=1,0 ceil=1 dtype=f16 epilogue=none",
     "global_avg_pool2d n=1 h=7 w=8 c=3 dtype=f16 epilogue=none",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from autotune.ir import BYTE_FORMATS, parse
 
-_IMAGES = ((16, 16), (8, 8), (8, 16), (16, 8), (8, 32), (32, 8))  # that a block's kernel holds
+IMAGES = ((16, 16), (8, 8), (8, 16), (16, 8), (8, 32), (32, 8))  # that a block's kernel holds
 
 
 def convolution(rng: random.Random, operator: str = "conv2d", groups: int = 1) -> str:
@@ -110,18 +110,13 @@ def small_images(rng: random.Random, kinds: int = 3) -> str:
     return (f"conv2d {sizes}", f"conv2d_folded_se {sizes} {hidden}", f"conv2d_se_skip {sizes} {skip}")[kind]
 
 
-def block(rng: random.Random) -> str:
-    h, w = rng.choice(_IMAGES)
-    return f"se_block n={rng.randint(1, 300)} h={h} w={w} c={rng.choice((32, 64))} hidden={rng.choice((4, 8, 12, 16))}"
-
-
 def any_block(rng: random.Random) -> str:
-    h, w = rng.choice((*_IMAGES, (4, 4), (2, 4), (4, 8), (2, 2)))
+    h, w = rng.choice((*IMAGES, (4, 4), (2, 4), (4, 8), (2, 2)))
     return f"se_block n={rng.randint(1, 200)} h={h} w={w} c={8 * rng.randint(1, 8)} hidden={rng.choice((4, 8, 12, 16))}"
 
 
 def stem_block(rng: random.Random) -> str:
-    h, w = rng.choice(_IMAGES)
+    h, w = rng.choice(IMAGES)
     sizes = f"n={rng.randint(1, 300)} h={4 * h} w={4 * w} c={rng.randint(1, 4)} k={rng.choice((32, 64))} block=4"
     return f"stem_se_block {sizes} hidden={rng.choice((4, 8, 12, 16))}"
 
@@ -337,7 +332,6 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_inverted_residual": inverted,
     "cuda_layer_norm": normalized,
     "cuda_max_pool2d": lambda rng: pool(rng, "max_pool2d", f"ceil={rng.randint(0, 1)}"),
-    "cuda_max_pool2d_gradient": lambda rng: trained_pool(rng, "max_pool2d_gradient"),
     "cuda_max_pool2d_places": lambda rng: trained_pool(rng, "max_pool2d_places"),
     "cuda_max_pool2d_places_gradient": lambda rng: trained_pool(rng, "max_pool2d_places_gradient"),
     "cuda_mma_depthwise_conv2d": square_depthwise,
@@ -383,8 +377,6 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "sm90_folded_conv2d": folded,
     "sm90_pointwise_pair": pair,
     "sm90_image_conv2d": small_images,
-    "sm90_se_block": block,
     "sm90_se_down_block": down_block,
-    "sm90_stem_se_block": stem_block,
     "sm90_strip_se_block": strip_block,
 }

@@ -44,7 +44,6 @@ from autotune.ir import (
     InvertedResidual,
     LayerNorm,
     MaxPool2d,
-    MaxPool2dGradient,
     MaxPool2dPlaces,
     MaxPool2dPlacesGradient,
     PatchConv2d,
@@ -111,8 +110,6 @@ def solve(  # noqa: PLR0911, PLR0912, PLR0915 -- a table
             shape = (problem.k, problem.c // problem.groups, problem.r, problem.s)
             weight = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
             value = _gradient(problem, given["x"].movedim(-1, 1), weight, given["dy"], weight)
-        case MaxPool2dGradient():
-            value = _max_pool_gradient(problem, given["x"], given["dy"])
         case MaxPool2dPlaces():
             return _pool_with_places(problem, given["x"])
         case MaxPool2dPlacesGradient():
@@ -358,21 +355,6 @@ def _largest(
             rows, columns = slice(max(0, top), min(h, top + window[0])), slice(max(0, left), min(w, left + window[1]))
             y[:, i, j] = x[:, rows, columns].amax((1, 2))
     return y
-
-
-def _max_pool_gradient(problem: MaxPool2dGradient, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of a max pool of x (n, h, w, c) without NaN: dy goes to each window's first largest value."""
-    value = torch.zeros_like(x)
-    rows = _clipped(problem.h, problem.r, problem.stride[0], problem.pad[0], problem.p)
-    columns = _clipped(problem.w, problem.s, problem.stride[1], problem.pad[1], problem.q)
-    for i, row in enumerate(rows):
-        for j, column in enumerate(columns):
-            window = x[:, row, column].flatten(1, 2)
-            largest = window == window.amax(1, keepdim=True)
-            first = largest & (largest.cumsum(1) == 1)
-            shares = first * dy[:, i, j, None]
-            value[:, row, column] += shares.unflatten(1, (row.stop - row.start, column.stop - column.start))
-    return value
 
 
 def _pool_with_places(problem: MaxPool2dPlaces, x: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -1,7 +1,8 @@
-"""Parts of the CPU families: launch values, blocks of channels, and the target's vector registers."""
+"""Base classes of the CPU families, and the target's vector registers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import TypeVar
 
@@ -17,10 +18,20 @@ THREADS = Parameter("threads", (0, 1), "0: torch's number of threads; 1: the cal
 BLOCK_C = Parameter("block_c", (8, 16, 32, 64), "channels a loop handles together")
 
 
-def over_channels(
-    operator: type[P], template: str = "", dtypes: tuple[str, ...] = ("f32",), **variables: object
-) -> Family[P]:
-    """Return a family whose kernels process the channels of each pixel in blocks; the block is their one parameter.
+class CpuFamily(Family[P]):
+    """A family of shared libraries for the CPU, which run in all threads or in the caller's alone."""
+
+    kind = SHARED_LIBRARY
+    architectures = ("cpu",)
+    dtypes: tuple[str, ...] = ("f32",)
+    launch_parameters: tuple[Parameter, ...] = (THREADS,)
+
+    def launches(self, problem: P, config: Config, arch: Architecture) -> list[Launch]:
+        return [{"threads": 0}, {"threads": 1}]
+
+
+class ChannelsFamily(CpuFamily[P]):
+    """Kernels that process the channels of each pixel in blocks; the block is their one parameter.
 
     Args:
         operator: The problem that it solves; the family is named for it.
@@ -28,30 +39,23 @@ def over_channels(
         dtypes: The dtypes that it has kernels for.
         variables: The template's variables beside the config.
     """
-    return Family[P](
-        name=f"cpu_{operator.operator}",
-        operator=operator,
-        kind=SHARED_LIBRARY,
-        template=template or f"cpu/{operator.operator}.cpp.j2",
-        architectures=("cpu",),
-        dtypes=dtypes,
-        parameters=(BLOCK_C,),
-        launch_parameters=(THREADS,),
-        launches=threads,
-        cost=channel_steps,
-        context=lambda config, arch, dtype: {**config, **variables},
-    )
 
+    parameters: tuple[Parameter, ...] = (BLOCK_C,)
 
-def threads(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
-    """Return the launch values of all threads and of one."""
-    return [{"threads": 0}, {"threads": 1}]
+    def __init__(
+        self, operator: type[P], template: str = "", dtypes: tuple[str, ...] = ("f32",), **variables: object
+    ) -> None:
+        self.name, self.operator, self.dtypes = f"cpu_{operator.operator}", operator, dtypes
+        self.template = template or f"cpu/{operator.operator}.cpp.j2"
+        self._variables = variables
 
+    def cost(self, problem: P, config: Config, arch: Architecture) -> float:
+        """Return the steps of a loop over a pixel's channels; those behind the last block are processed one by one."""
+        blocks, left = divmod(problem.output_shape[-1], int(config["block_c"]))
+        return blocks + left
 
-def channel_steps(problem: Problem, config: Config, arch: Architecture) -> float:
-    """Return the steps of a loop over a pixel's channels; those behind the last block are processed one by one."""
-    blocks, left = divmod(problem.output_shape[-1], int(config["block_c"]))
-    return blocks + left
+    def context(self, config: Config, arch: Architecture, dtype: str) -> Mapping[str, object]:
+        return {**config, **self._variables}
 
 
 @cache

@@ -1,11 +1,18 @@
-"""Direct convolution on the CPU; a matrix product is a convolution with a single tap."""
+"""Convolutions on the CPU: forward, with parts of a batch normalization, and the gradients.
+
+A matrix product is a convolution with a single tap.
+"""
 
 from __future__ import annotations
 
-from autotune.families.base import Config
-from autotune.families.cpu import tiles
-from autotune.families.cpu.common import WITH_BYTES
-from autotune.ir import Conv2d, Gemm
+from math import ceil
+
+from autotune.core import Architecture
+from autotune.families.base import Config, Parameter
+from autotune.families.cpu.common import WITH_BYTES, CpuFamily
+from autotune.families.cpu.tiles import LoopExtents, TileFamily, require_registers, vectors
+from autotune.families.rules import Rules
+from autotune.ir import Conv2d, Conv2dDgrad, Conv2dGradientSums, Conv2dStatistics, Conv2dWgrad, Epilogue, Gemm
 
 
 def _inside(problem: Conv2d, axis: int) -> float:
@@ -16,7 +23,7 @@ def _inside(problem: Conv2d, axis: int) -> float:
     return inside / (out * taps)
 
 
-def extents(problem: Conv2d | Gemm, config: Config) -> tiles.LoopExtents:
+def _extents(problem: Conv2d | Gemm, config: Config) -> LoopExtents:
     """Return the extents of the loops over a convolution."""
     conv = problem.as_conv2d if isinstance(problem, Gemm) else problem
     taps, block_pixels = conv.r * conv.s, int(config["block_pixels"])
@@ -25,7 +32,7 @@ def extents(problem: Conv2d | Gemm, config: Config) -> tiles.LoopExtents:
         met *= _inside(conv, 0)
     if conv.n % block_pixels == 0:  # or even at one pixel of several images, and skip all padding
         met *= _inside(conv, 1)
-    return tiles.LoopExtents(
+    return LoopExtents(
         pixels=conv.n * conv.p * conv.q,
         groups=conv.groups,
         c=conv.c // conv.groups,
@@ -35,14 +42,85 @@ def extents(problem: Conv2d | Gemm, config: Config) -> tiles.LoopExtents:
     )
 
 
-_OPERATORS: tuple[type[Conv2d | Gemm], ...] = (Conv2d, Gemm)
+class CpuConv2d(TileFamily[Conv2d | Gemm]):
+    """Direct convolution."""
 
-FAMILY = tiles.family(
-    "cpu_conv2d",
-    _OPERATORS,
-    header="cpu/conv2d.h",
-    pixels="ForwardPixels",
-    extents=extents,
-    layout="k",
-    dtypes=WITH_BYTES,
-)
+    name = "cpu_conv2d"
+    operator = (Conv2d, Gemm)
+    dtypes = WITH_BYTES
+
+    def extents(self, problem: Conv2d | Gemm, config: Config) -> LoopExtents:
+        return _extents(problem, config)
+
+
+class CpuConv2dDgrad(TileFamily[Conv2dDgrad]):
+    """Input gradient: the tiles of the forward pass with channels exchanged."""
+
+    name = "cpu_conv2d_dgrad"
+    operator = Conv2dDgrad
+    header = "cpu/conv2d_dgrad.h"
+    pixels = "GradientPixels"
+    layout = "c"
+
+    def extents(self, problem: Conv2dDgrad, config: Config) -> LoopExtents:
+        pixels, taps = problem.n * problem.h * problem.w, problem.r * problem.s
+        return LoopExtents(
+            pixels=pixels,
+            groups=problem.groups,
+            c=problem.k // problem.groups,
+            k=problem.c // problem.groups,
+            taps=taps,
+            met=taps * problem.n * problem.p * problem.q / pixels,
+        )
+
+
+class CpuConv2dStatistics(TileFamily[Conv2dStatistics]):
+    """Direct convolution, then the statistics of its result for a batch normalization in training."""
+
+    name = "cpu_conv2d_statistics"
+    operator = Conv2dStatistics
+    template = "cpu/conv2d_statistics.cpp.j2"
+
+    def extents(self, problem: Conv2dStatistics, config: Config) -> LoopExtents:
+        return _extents(problem.convolution, config)
+
+
+class CpuConv2dGradientSums(TileFamily[Conv2dGradientSums]):
+    """Input gradient of a convolution behind a norm, as a convolution, then the sums of the norm's gradient."""
+
+    name = "cpu_conv2d_gradient_sums"
+    operator = Conv2dGradientSums
+    template = "cpu/conv2d_gradient_sums.cpp.j2"
+
+    def extents(self, problem: Conv2dGradientSums, config: Config) -> LoopExtents:
+        return _extents(problem.convolution, config)
+
+
+class CpuConv2dWgrad(CpuFamily[Conv2dWgrad]):
+    """Weight gradient: a tile of output x input channels sums over all pixels."""
+
+    name = "cpu_conv2d_wgrad"
+    operator = Conv2dWgrad
+    template = "cpu/conv2d_wgrad.cpp.j2"
+    parameters = (
+        Parameter("block_k", (1, 2, 4, 6, 8, 12), "output channels of a tile"),
+        Parameter("block_c", (8, 16, 32, 64), "input channels of a tile"),
+    )
+
+    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
+        yield require_registers(rows=int(config["block_k"]), channels=int(config["block_c"]))
+
+    def cost(self, problem: Conv2dWgrad, config: Config, arch: Architecture) -> float:
+        """Estimate cycles of the busiest core for one pixel; channels behind the last block are processed one by one.
+
+        A core does two multiply-adds and two loads a cycle; 4.5 cycles is the latency of a dependent multiply-add.
+        """
+        block_k, block_c = int(config["block_k"]), int(config["block_c"])
+        columns = vectors(block_c)
+        step = max(block_k * columns / 2, (block_k + columns) / 2, 4.5)
+        k, c = problem.k // problem.groups, problem.c // problem.groups
+        tiles = (k // block_k + k % block_k) * (c // block_c + c % block_c)
+        return ceil(problem.groups * problem.r * problem.s * tiles / arch.processors) * step
+
+
+FAMILIES = (CpuConv2d(), CpuConv2dDgrad(), CpuConv2dStatistics(), CpuConv2dGradientSums(), CpuConv2dWgrad())

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import TypeVar
 
 from autotune.core import Architecture
-from autotune.families.base import SHARED_LIBRARY, Config, Family, Launch, Parameter
-from autotune.families.cpu.common import THREADS, vector_registers
-from autotune.families.rules import require
-from autotune.ir import Problem
+from autotune.families.base import Config, Launch, Parameter
+from autotune.families.cpu.common import THREADS, CpuFamily, vector_registers
+from autotune.families.rules import Rules, require
+from autotune.ir import Epilogue, Problem
 
 P = TypeVar("P", bound=Problem)
 
@@ -42,53 +43,49 @@ class LoopExtents:
     met: float
 
 
-def family(
-    name: str,
-    operator: type[P] | tuple[type[P], ...],
-    *,
-    header: str,
-    pixels: str,
-    extents: Callable[[P, Config], LoopExtents],
-    layout: str,
-    dtypes: tuple[str, ...] = ("f32",),
-    template: str = "cpu/conv2d.cpp.j2",
-) -> Family[P]:
-    """Return a family of such tiles.
+class TileFamily(CpuFamily[P]):
+    """Tiles of pixels x output channels, whose operands a class derived from this one describes.
 
-    Args:
-        name: The family's name.
-        operator: The problems that it solves.
+    Attributes:
         header: The header that defines `pixels`.
         pixels: The C++ class that iterates over a tile's pixels.
-        extents: (problem, config) -> the loops' extents.
         layout: First letter of the weights' layout in autotune/ir/weight_layout.py; block_k follows it.
-        dtypes: The dtypes that it has kernels for.
-        template: The template.
     """
-    return Family[P](
-        name=name,
-        operator=operator,
-        kind=SHARED_LIBRARY,
-        template=template,
-        architectures=("cpu",),
-        dtypes=dtypes,
-        parameters=(
-            Parameter("block_k", (8, 16, 32, 48, 64), "output channels of a tile"),
-            Parameter("block_pixels", (1, 2, 4, 6, 8, 12, 14), "output pixels of a tile"),
-            Parameter("unroll_c", (1, 2), "input channels an iteration"),
-        ),
-        launch_parameters=(
-            THREADS,
-            Parameter("order", (0, 1), "tiles that follow each other share 0: their weights; 1: their input"),
-        ),
-        why_illegal=lambda config, *_: require_registers(
-            rows=int(config["block_pixels"]), channels=int(config["block_k"])
-        ),
-        launches=lambda problem, config, arch: _launches(extents(problem, config), config),
-        cost=lambda problem, config, arch: _cost(extents(problem, config), config, arch),
-        context=lambda config, arch, dtype: {**config, "header": header, "pixels": pixels},
-        weight_layouts=lambda config: {"weight": f"{layout}{config['block_k']}"},
+
+    template = "cpu/conv2d.cpp.j2"
+    header = "cpu/conv2d.h"
+    pixels = "ForwardPixels"
+    layout = "k"
+    parameters = (
+        Parameter("block_k", (8, 16, 32, 48, 64), "output channels of a tile"),
+        Parameter("block_pixels", (1, 2, 4, 6, 8, 12, 14), "output pixels of a tile"),
+        Parameter("unroll_c", (1, 2), "input channels an iteration"),
     )
+    launch_parameters = (
+        THREADS,
+        Parameter("order", (0, 1), "tiles that follow each other share 0: their weights; 1: their input"),
+    )
+
+    @abstractmethod
+    def extents(self, problem: P, config: Config) -> LoopExtents:
+        """Return the extents of the loops."""
+
+    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
+        yield require_registers(rows=int(config["block_pixels"]), channels=int(config["block_k"]))
+
+    def launches(self, problem: P, config: Config, arch: Architecture) -> list[Launch]:
+        """Return all threads and one, with both orders of tiles."""
+        orders = (0, 1) if _columns(self.extents(problem, config), config) > 1 else (0,)  # with one, both are the same
+        return [{"threads": threads, "order": order} for threads in (0, 1) for order in orders]
+
+    def cost(self, problem: P, config: Config, arch: Architecture) -> float:
+        return _cost(self.extents(problem, config), config, arch)
+
+    def context(self, config: Config, arch: Architecture, dtype: str) -> Mapping[str, object]:
+        return {**config, "header": self.header, "pixels": self.pixels}
+
+    def weight_layouts(self, config: Config) -> Mapping[str, str]:
+        return {"weight": f"{self.layout}{config['block_k']}"}
 
 
 def vectors(channels: int) -> int:
@@ -101,11 +98,6 @@ def require_registers(rows: int, channels: int) -> str | None:
     registers, columns = vector_registers()[0], vectors(channels)
     needed = rows * columns + columns + 1
     return require(needed <= registers, f"a tile must fit {registers} vector registers; it needs {needed}")
-
-
-def _launches(extents: LoopExtents, config: Config) -> list[Launch]:
-    orders = (0, 1) if _columns(extents, config) > 1 else (0,)  # with one column, both are the same
-    return [{"threads": threads, "order": order} for threads in (0, 1) for order in orders]
 
 
 def _columns(extents: LoopExtents, config: Config) -> int:

@@ -1,11 +1,14 @@
-"""The family of operators on all channels of a pixel, on a GPU: a pixel lies in the registers of its threads."""
+"""Operators on all channels of a pixel on a GPU, channels last: a pixel lies in the registers of its threads."""
 
 from __future__ import annotations
 
-from autotune.core import Architecture, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
+from collections.abc import Mapping
+
+from autotune.core import Architecture
+from autotune.families.base import Config, Parameter
+from autotune.families.cuda.common import CudaFamily
 from autotune.families.cuda.rules import require_access, require_whole_vectors
-from autotune.families.rules import Rules, first_unmet, require
+from autotune.families.rules import Rules, require
 from autotune.ir import Epilogue, LayerNorm, Softmax
 
 _MAX_CHANNELS = 64  # of a thread, as float32 in registers
@@ -16,10 +19,19 @@ def _channels(config: Config) -> tuple[int, int, int]:
     return int(config["vector"]), int(config["items"]), int(config["lanes"])
 
 
-def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    vector, items, lanes = _channels(config)
+class ChannelRowsFamily(CudaFamily[LayerNorm | Softmax]):
+    """Kernels whose threads keep a pixel's channels in registers."""
 
-    def rules() -> Rules:
+    template = "cuda/channel_rows.cu.j2"
+    parameters = (
+        Parameter("vector", (1, 2, 4, 8), "channels of an access"),
+        Parameter("items", (1, 2, 3, 4, 6, 8, 16), "accesses a thread"),
+        Parameter("lanes", (1, 4, 8, 16, 32, 64, 128, 256), "threads a pixel"),
+        Parameter("threads", (128, 256), "threads a block"),
+    )
+
+    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
+        vector, items, lanes = _channels(config)
         yield require_access(vector, dtype)
         yield require(
             vector * items <= _MAX_CHANNELS,
@@ -27,13 +39,8 @@ def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilo
         )
         yield require(lanes <= int(config["threads"]), "a pixel's threads must be in one block")
 
-    return first_unmet(rules())
-
-
-def _why_unfit(problem: LayerNorm | Softmax, config: Config, arch: Architecture) -> str | None:
-    vector, items, lanes = _channels(config)
-
-    def rules() -> Rules:
+    def unfit(self, problem: LayerNorm | Softmax, config: Config, arch: Architecture) -> Rules:
+        vector, items, lanes = _channels(config)
         yield require_whole_vectors(problem.c, vector)
         yield require(
             problem.c <= vector * items * lanes,
@@ -44,36 +51,32 @@ def _why_unfit(problem: LayerNorm | Softmax, config: Config, arch: Architecture)
             "fewer accesses or threads a pixel are enough",
         )
 
-    return first_unmet(rules())
+    def cost(self, problem: LayerNorm | Softmax, config: Config, arch: Architecture) -> float:
+        """Rank by accesses, idle threads among a pixel's, steps of reductions, and SMs without enough threads."""
+        vector, items, lanes = _channels(config)
+        started = problem.n * problem.h * problem.w * lanes
+        idle = max(1.0, arch.processors * arch.sm_threads / started)
+        waste = vector * items * lanes / problem.c
+        reduced = lanes.bit_length() / 16 if lanes <= 32 else 0.75
+        rank = 8 / vector * waste * (1 + reduced / items + items / 32) * float(idle**0.25)
+        return rank + int(config["threads"]) / 4096
+
+    def context(self, config: Config, arch: Architecture, dtype: str) -> Mapping[str, object]:
+        return {**config, "softmax": self.operator is Softmax}
 
 
-def _cost(problem: LayerNorm | Softmax, config: Config, arch: Architecture) -> float:
-    """Rank by accesses, idle threads among a pixel's, and the steps of reductions, where SMs have enough threads."""
-    vector, items, lanes = _channels(config)
-    started = problem.n * problem.h * problem.w * lanes
-    idle = max(1.0, arch.processors * arch.sm_threads / started)
-    waste = vector * items * lanes / problem.c
-    reduced = lanes.bit_length() / 16 if lanes <= 32 else 0.75
-    return 8 / vector * waste * (1 + reduced / items + items / 32) * float(idle**0.25) + int(config["threads"]) / 4096
+class CudaLayerNorm(ChannelRowsFamily):
+    """Layer normalization over channels."""
+
+    name = "cuda_layer_norm"
+    operator = LayerNorm
 
 
-def family(name: str, operator: type[LayerNorm] | type[Softmax]) -> Family[LayerNorm | Softmax]:
-    """Return the family of one of the operators."""
-    return Family[LayerNorm | Softmax](
-        name=name,
-        operator=operator,
-        kind=DEVICE_IMAGE,
-        template="cuda/channel_rows.cu.j2",
-        architectures=cuda_architectures(),
-        parameters=(
-            Parameter("vector", (1, 2, 4, 8), "channels of an access"),
-            Parameter("items", (1, 2, 3, 4, 6, 8, 16), "accesses a thread"),
-            Parameter("lanes", (1, 4, 8, 16, 32, 64, 128, 256), "threads a pixel"),
-            Parameter("threads", (128, 256), "threads a block"),
-        ),
-        why_illegal=_why_illegal,
-        why_unfit=_why_unfit,
-        cost=_cost,
-        context=lambda config, arch, dtype: {**config, "softmax": operator is Softmax},
-        compile_seconds=(0.9, 0.1),
-    )
+class CudaSoftmax(ChannelRowsFamily):
+    """Softmax over channels."""
+
+    name = "cuda_softmax"
+    operator = Softmax
+
+
+FAMILIES = (CudaLayerNorm(), CudaSoftmax())

@@ -1,17 +1,16 @@
-"""1x1 convolutions of concatenated inputs with steps before them, by mma.sync; fp16 and bf16, NHWC.
-
-See templates/cuda/concat_conv2d.cuh.
-"""
+"""1x1 convolutions of concatenated inputs by mma.sync; fp16 and bf16, NHWC: templates/cuda/concat_conv2d.cuh."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from autotune.core import Architecture, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, ConfigNumbers, Family, Parameter, Value
+from autotune.core import Architecture
+from autotune.families.base import Config, ConfigNumbers, Parameter, Value
+from autotune.families.cuda.common import TensorCoreFamily
 from autotune.families.cuda.rules import require_registers, require_shared
-from autotune.families.rules import Rules, first_unmet, require
+from autotune.families.rules import Rules, require
 from autotune.ir import ConcatConv2d, Epilogue
 
 _VECTOR, _CHUNK, _ROW_BYTES = 8, 64, 128  # kVector, kK and kRowBytes of the template
@@ -49,10 +48,23 @@ class Tile(ConfigNumbers):
         return self.stages * (self.tile_m + self.tile_n) * _ROW_BYTES
 
 
-def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    tile = Tile.from_config(config)
+class CudaConcatConv2d(TensorCoreFamily[ConcatConv2d]):
+    """1x1 convolutions of concatenated inputs with steps before them, on tensor cores."""
 
-    def rules() -> Rules:
+    name = "cuda_concat_conv2d"
+    operator = ConcatConv2d
+    template = "cuda/concat_conv2d.cu.j2"
+    parameters = (
+        Parameter("tile_m", (32, 64, 128, 256), "pixels of a block"),
+        Parameter("tile_n", (32, 64, 128, 256), "output channels of a block"),
+        Parameter("warp_m", (16, 32, 64), "pixels of a warp"),
+        Parameter("warp_n", (32, 64), "output channels of a warp"),
+        Parameter("stages", (2, 3, 4, 6), "buffers of 64 input channels"),
+    )
+    compile_seconds = (0.9, 0.7)
+
+    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
+        tile = Tile.from_config(config)
         yield require(epilogue.anchors == ConcatConv2d.anchors, "the epilogue must have the step conv")
         yield require(
             all(step.name != "store" for step in epilogue.parts[0]),
@@ -70,23 +82,10 @@ def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilo
         yield require_registers(arch, tile.threads, tile.registers, _MAX_REGISTERS)
         yield require_shared(arch, tile.shared_bytes)
 
-    return first_unmet(rules())
-
-
-def _candidate_values(
-    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: ConcatConv2d | None
-) -> tuple[Value, ...]:
-    if problem and parameter.name == "tile_n":  # no tile is more than half empty
-        return tuple(value for value in parameter.values if int(value) < 2 * max(problem.k, 32))
-    return parameter.values
-
-
-def _why_unsupported(problem: ConcatConv2d) -> str | None:
-    numbers = [problem.k]
-    for piece in problem.pieces:
-        numbers += [piece.pitch, piece.first, piece.end]
-
-    def rules() -> Rules:
+    def unsupported(self, problem: ConcatConv2d) -> Rules:
+        numbers = [problem.k]
+        for piece in problem.pieces:
+            numbers += [piece.pitch, piece.first, piece.end]
         yield require(
             all(number % _VECTOR == 0 for number in numbers),
             f"the pieces and the output must have multiples of {_VECTOR} channels",
@@ -94,49 +93,39 @@ def _why_unsupported(problem: ConcatConv2d) -> str | None:
         pixels = problem.n * problem.h * problem.w
         yield require(pixels <= _MOST_PIXELS, f"the images must have at most {_MOST_PIXELS} pixels")
 
-    return first_unmet(rules())
+    def candidate_values(
+        self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: ConcatConv2d | None
+    ) -> tuple[Value, ...]:
+        if problem and parameter.name == "tile_n":  # no tile is more than half empty
+            return tuple(value for value in parameter.values if int(value) < 2 * max(problem.k, 32))
+        return parameter.values
+
+    def cost(self, problem: ConcatConv2d, config: Config, arch: Architecture) -> float:
+        """Estimate cycles: rounds of blocks, whose chunks are bound by products, shared memory or loads.
+
+        The constants are estimates, not fitted.
+        """
+        tile = Tile.from_config(config)
+        blocks = ceil(problem.n * problem.h * problem.w / tile.tile_m) * ceil(problem.k / tile.tile_n)
+        by_shared = arch.sm_shared // (tile.shared_bytes + arch.reserved_shared)
+        by_registers = arch.sm_registers // (tile.registers * tile.threads)
+        resident = max(1, min(by_shared, by_registers, arch.sm_threads // tile.threads))
+        sharing = min(resident, ceil(blocks / arch.processors))
+        products = tile.tile_m * tile.tile_n * _CHUNK / (arch.mma_rate or 512)
+        read = tile.tile_m * (tile.tile_n // tile.warp_n) + tile.tile_n * (tile.tile_m // tile.warp_m)
+        # Steps before the convolution read and write shared memory, and read vectors.
+        early = 3 * tile.tile_m if problem.epilogue.parts[0] else 0
+        loaded = (tile.tile_m + tile.tile_n) * _ROW_BYTES / _L2_BYTES
+        wait = _STEP_CYCLES + (_L2_LATENCY if tile.stages == 2 else 0)
+        step = max(sharing * max(products, read + early, loaded), wait)
+        rounds = ceil(blocks / (arch.processors * resident))
+        return rounds * (_START_CYCLES + ceil(problem.c / _CHUNK) * step + tile.tile_m * tile.tile_n / 6 * sharing)
+
+    def context(self, config: Config, arch: Architecture, dtype: str) -> Mapping[str, object]:
+        return {**config, "threads": Tile.from_config(config).threads}
+
+    def weight_layouts(self, config: Config) -> Mapping[str, str]:
+        return {"weight": "kcrs"}
 
 
-def _cost(problem: ConcatConv2d, config: Config, arch: Architecture) -> float:
-    """Estimate cycles: rounds of blocks, whose chunks are bound by products, shared memory or loads.
-
-    The constants are estimates, not fitted.
-    """
-    tile = Tile.from_config(config)
-    blocks = ceil(problem.n * problem.h * problem.w / tile.tile_m) * ceil(problem.k / tile.tile_n)
-    by_shared = arch.sm_shared // (tile.shared_bytes + arch.reserved_shared)
-    by_registers = arch.sm_registers // (tile.registers * tile.threads)
-    resident = max(1, min(by_shared, by_registers, arch.sm_threads // tile.threads))
-    sharing = min(resident, ceil(blocks / arch.processors))
-    products = tile.tile_m * tile.tile_n * _CHUNK / (arch.mma_rate or 512)
-    read = tile.tile_m * (tile.tile_n // tile.warp_n) + tile.tile_n * (tile.tile_m // tile.warp_m)
-    early = 3 * tile.tile_m if problem.epilogue.parts[0] else 0  # shared memory is read and written, and vectors read
-    loaded = (tile.tile_m + tile.tile_n) * _ROW_BYTES / _L2_BYTES
-    wait = _STEP_CYCLES + (_L2_LATENCY if tile.stages == 2 else 0)
-    step = max(sharing * max(products, read + early, loaded), wait)
-    rounds = ceil(blocks / (arch.processors * resident))
-    return rounds * (_START_CYCLES + ceil(problem.c / _CHUNK) * step + tile.tile_m * tile.tile_n / 6 * sharing)
-
-
-FAMILY = Family[ConcatConv2d](
-    name="cuda_concat_conv2d",
-    operator=ConcatConv2d,
-    kind=DEVICE_IMAGE,
-    template="cuda/concat_conv2d.cu.j2",
-    architectures=cuda_architectures(since=80),
-    dtypes=("f16", "bf16"),
-    parameters=(
-        Parameter("tile_m", (32, 64, 128, 256), "pixels of a block"),
-        Parameter("tile_n", (32, 64, 128, 256), "output channels of a block"),
-        Parameter("warp_m", (16, 32, 64), "pixels of a warp"),
-        Parameter("warp_n", (32, 64), "output channels of a warp"),
-        Parameter("stages", (2, 3, 4, 6), "buffers of 64 input channels"),
-    ),
-    why_illegal=_why_illegal,
-    candidate_values=_candidate_values,
-    why_unsupported=_why_unsupported,
-    cost=_cost,
-    context=lambda config, arch, dtype: {**config, "threads": Tile.from_config(config).threads},
-    weight_layouts=lambda _: {"weight": "kcrs"},
-    compile_seconds=(0.9, 0.7),
-)
+FAMILIES = (CudaConcatConv2d(),)

@@ -1,21 +1,21 @@
-"""Convolutions of images by mma.sync, from sm_80 on: a tile's input stays in shared memory for all taps.
-
-CUTLASS 2.x's convolutions, in contrast, gather a step's pixels anew for each tap. fp16 and bf16 have float32 sums, int8
-has int32 sums. See templates/cuda/conv2d.cuh.
-"""
+"""Convolutions of images by mma.sync, which share templates/cuda/conv2d.cuh, of which this has the general ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import TypeVar
 
 from autotune.core import Architecture, cuda_architectures
 from autotune.families import se_gate
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
+from autotune.families.base import Config, Launch, Parameter, Value
+from autotune.families.cuda.common import CudaFamily
+from autotune.families.cuda.rules import require_registers
 from autotune.families.cutlass2.tile import require_addressable
-from autotune.families.rules import Rules, first_unmet, require, require_no_overflow
-from autotune.ir import DTYPES, Conv2d, Conv2dFoldedSe, Conv2dSe, Epilogue
+from autotune.families.rules import Rules, require, require_no_overflow
+from autotune.ir import DTYPES, Conv2d, Conv2dFoldedSe, Conv2dSe, Epilogue, Problem
 
 ROW_BYTES = 128
 """Bytes of a pixel's or a filter's channels of a step in shared memory."""
@@ -28,12 +28,13 @@ _SIDES = (4, 7, 8, 14, 16, 28, 32, 56, 64)
 _MAX_CUTS, _MAX_CUT_WORK = 3, 1.3  # ways to cut an output that are tried; their work as a multiple of the least
 _MAX_REGISTERS = 250  # of 255: the estimate leaves out a few addresses
 
-# For the cost, in cycles and bytes a cycle of an SM: fitted, see `_cost`.
+# For the cost, in cycles and bytes a cycle of an SM: fitted, see `MmaConvFamily.cost`.
 _LOADED_BYTES, _COPIED_BYTES = 28, 60  # from L2 in the main loop; by a tile's first loads
 _START_CYCLES, _SLICE_CYCLES = 3000, 500  # of a tile; for the sums that slices exchange
 _WAIT_CYCLES, _WAIT_CYCLES_OF_TWO = 350, 550  # of a warp's step; the latter with two buffers of weights
 
 Solved = Conv2d | Conv2dSe | Conv2dFoldedSe
+P = TypeVar("P", bound=Problem)
 
 
 @dataclass(frozen=True)
@@ -186,43 +187,8 @@ def _placements(problem: Solved, x: MmaConvShape, arch: Architecture) -> Iterato
                 yield tile, patches, shared
 
 
-def _launches(problem: Solved, config: Config, arch: Architecture) -> list[Launch]:
-    placements = _placements(problem, MmaConvShape.from_config(config), arch)
-    return [{"tile_p": tile.p, "tile_q": tile.q, "patches": patches} for tile, patches, _ in placements]
-
-
-def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    gate_rules = _gate_rules(dtype, epilogue) if "gate" in epilogue.names else ()
-    return first_unmet(gate_rules) or first_unmet(_shape_rules(MmaConvShape.from_config(config), arch))
-
-
-def _gate_rules(dtype: str, epilogue: Epilogue) -> Rules:
-    yield require(dtype in HALVES, "gates are not computed from bytes")
-    yield from se_gate.epilogue_rules(epilogue)
-
-
-def _shape_rules(x: MmaConvShape, arch: Architecture) -> Rules:
-    yield require(x.warp_m <= x.m and x.warp_n <= x.n, "a warp's part must not be larger than the tile")
-    yield require(64 <= x.threads <= 512, f"a block must have 64 to 512 threads; it has {x.threads}")
-    yield require(x.pieces % x.slices == 0, "slices must divide a warp's blocks of 16 x 32 sums")
-    yield require(x.threads // 8 <= x.n, "threads must be at most 8 tile_n: a thread copies the same filters each tap")
-    yield require(x.hidden == 0 or x.threads // 8 % 8 == 0, "threads must be a multiple of 64 with hidden values")
-    yield require(
-        x.registers * x.threads <= arch.sm_registers and x.registers <= _MAX_REGISTERS,
-        f"a thread must fit {min(_MAX_REGISTERS, arch.sm_registers // x.threads)} registers; it takes {x.registers}",
-    )
-    least = x.shared_bytes(x.m, 1)
-    yield require(
-        least <= arch.block_shared,
-        f"a block must fit {arch.block_shared} bytes of shared memory; it takes at least {least}",
-    )
-
-
-def _why_unsupported(problem: Solved) -> str | None:
-    return first_unmet(_problem_rules(problem)) or require_addressable(problem)
-
-
-def _problem_rules(problem: Solved) -> Rules:
+def convolution_rules(problem: Solved) -> Rules:
+    """Yield what a convolution must be so that some kernel computes it."""
     yield require(problem.groups == 1, "groups must be 1")
     unit = 16 // DTYPES[problem.dtype].itemsize  # channels of a copy to shared memory
     yield require(problem.c % unit == 0 and problem.k % 8 == 0, f"c must be a multiple of {unit}, and k of 8")
@@ -232,81 +198,19 @@ def _problem_rules(problem: Solved) -> Rules:
     if isinstance(problem, Conv2dSe | Conv2dFoldedSe):
         yield require(problem.dtype in HALVES, "gates are not computed from bytes")
         yield from se_gate.problem_rules(problem)
+    yield require_addressable(problem)
 
 
-def _candidate_values(
-    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Solved | None
-) -> tuple[Value, ...]:
-    def possible(value: int) -> bool:
-        match parameter.name:
-            case "warp_m" | "warp_n":
-                return value <= int(chosen[parameter.name.replace("warp", "tile")])
-            case "tile_n" if problem:  # a gated tile has all channels; no tile is more than half empty
-                return (problem.k if isinstance(problem, Conv2dSe) else 0) <= value < 2 * max(problem.k, 32)
-            case "taps" if problem:
-                return problem.r * problem.s % value == 0
-        return True
+class MmaConvFamily(CudaFamily[P]):
+    """Convolutions of images by mma.sync, from sm_80 on, whose input stays in shared memory for all taps of a tile.
 
-    return tuple(value for value in parameter.values if possible(int(value)))
-
-
-def _why_unfit(problem: Solved, config: Config, arch: Architecture) -> str | None:
-    x = MmaConvShape.from_config(config)
-    taps = problem.r * problem.s
-    return require(taps % x.taps == 0, f"it takes {x.taps} taps a step, which must divide {taps}") or require(
-        not isinstance(problem, Conv2dSe) or problem.k <= x.n,
-        f"tile_n must hold all {problem.k} channels of a gated image; it is {x.n}",
-    )
-
-
-def _cost(problem: Solved, config: Config, arch: Architecture) -> float:
-    """Estimate cycles: rounds of tiles, bound by products, shared memory or loads, or by one warp's dependent steps.
-
-    The constants are fitted to 172 kernels timed on the layers of SE-ResNet9 on an H200.
+    CUTLASS 2.x's convolutions, in contrast, gather a step's pixels anew for each tap.
     """
-    x = MmaConvShape.from_config(config)
-    chunks, each = _steps(problem, x)
-    share = _multiplied_share(problem, x)
-    best, columns = float("inf"), ceil(problem.k / x.n)
-    for tile, _, shared in _placements(problem, x, arch):
-        by_shared = arch.sm_shared // (shared + arch.reserved_shared)
-        resident = max(1, min(by_shared, x.resident(arch), arch.sm_threads // x.threads))
-        blocks = tile.tiles * columns
-        rounds, sharing = ceil(blocks / (arch.processors * resident)), min(resident, ceil(blocks / arch.processors))
-        step_bytes = x.stage_bytes + tile.pixels * ROW_BYTES / each
-        # A product of 32 bytes of two rows takes as long in int8 as in half precision.
-        products = share * x.taps * x.m * (x.n + x.hidden * (x.n // x.warp_n)) * CHANNELS_A_STEP / arch.mma_rate
-        read = share * x.taps * (x.m * (x.n // x.warp_n) + x.n * (x.m // x.warp_m))
-        wait = _WAIT_CYCLES_OF_TWO if x.stages == 2 else _WAIT_CYCLES
-        alone = wait + 8 * x.taps * x.accumulators / x.slices + step_bytes / 8 / x.threads
-        step = max(sharing * max(products, read, step_bytes / _LOADED_BYTES), alone)
-        first_loads = (tile.pixels * ROW_BYTES + x.stage_bytes) / _COPIED_BYTES
-        epilogue = x.m * x.n / 6 * sharing
-        ends = _START_CYCLES + first_loads + epilogue + (_SLICE_CYCLES if x.slices > 1 else 0)
-        best = min(best, rounds * (ends + chunks * each * step))
-    return best
 
-
-def _label(config: Config) -> str:
-    x = MmaConvShape.from_config(config)
-    split = f" slices {x.slices}" if x.slices > 1 else ""
-    return f"{x.m}x{x.n}/{x.warp_m}x{x.warp_n} taps {x.taps} s{x.stages}{split}"
-
-
-def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
-    x = MmaConvShape.from_config(config)
-    derived = {"slices": x.slices, "hidden": x.hidden, "threads": x.threads, "resident": x.resident(arch)}
-    return {**config, **derived, "type": dtype, "block": False, "image": 0}
-
-
-FAMILY = Family[Solved](
-    name="cuda_conv2d",
-    operator=(Conv2d, Conv2dSe),
-    kind=DEVICE_IMAGE,
-    template="cuda/conv2d.cu.j2",
-    architectures=cuda_architectures(since=80),
-    dtypes=(*HALVES, "s8"),
-    parameters=(
+    template = "cuda/conv2d.cu.j2"
+    architectures = cuda_architectures(since=80)
+    dtypes: tuple[str, ...] = HALVES
+    parameters: tuple[Parameter, ...] = (
         Parameter("tile_m", (64, 128, 256), "output pixels of a tile"),
         Parameter("tile_n", (32, 64, 128, 256), "output channels of a tile"),
         Parameter("warp_m", (16, 32, 64), "pixels of a warp"),
@@ -314,20 +218,123 @@ FAMILY = Family[Solved](
         Parameter("slices", (1, 2, 4), "warps that share the channels of a step, and their sums at the end"),
         Parameter("taps", (1, 3), "taps a step, of 128 bytes of channels"),
         Parameter("stages", (2, 3, 4), "buffers of weights"),
-    ),
-    launch_parameters=(
+    )
+    launch_parameters: tuple[Parameter, ...] = (
         Parameter("tile_p", tuple(range(1, 257)), "rows of a tile"),
         Parameter("tile_q", tuple(range(1, 257)), "columns of a tile"),
         Parameter("patches", tuple(range(1, 65)), "buffers of input"),
-    ),
-    why_illegal=_why_illegal,
-    candidate_values=_candidate_values,
-    why_unsupported=_why_unsupported,
-    why_unfit=_why_unfit,
-    launches=_launches,
-    cost=_cost,
-    context=_context,
-    label=_label,
-    weight_layouts=lambda _: {"weight": "krsc"},
-    compile_seconds=(1.1, 1.3),
-)
+    )
+    compile_seconds = (1.1, 1.3)
+
+    @abstractmethod
+    def convolution(self, problem: P) -> Solved:
+        """Return the convolution that a problem's kernels are judged by."""
+
+    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
+        x = MmaConvShape.from_config(config)
+        if "gate" in epilogue.names:
+            yield require(dtype in HALVES, "gates are not computed from bytes")
+            yield from se_gate.epilogue_rules(epilogue)
+        yield require(x.warp_m <= x.m and x.warp_n <= x.n, "a warp's part must not be larger than the tile")
+        yield require(64 <= x.threads <= 512, f"a block must have 64 to 512 threads; it has {x.threads}")
+        yield require(x.pieces % x.slices == 0, "slices must divide a warp's blocks of 16 x 32 sums")
+        yield require(
+            x.threads // 8 <= x.n, "threads must be at most 8 tile_n: a thread copies the same filters each tap"
+        )
+        yield require(x.hidden == 0 or x.threads // 8 % 8 == 0, "threads must be a multiple of 64 with hidden values")
+        yield require_registers(arch, x.threads, x.registers, _MAX_REGISTERS)
+        least = x.shared_bytes(x.m, 1)
+        yield require(
+            least <= arch.block_shared,
+            f"a block must fit {arch.block_shared} bytes of shared memory; it takes at least {least}",
+        )
+
+    def candidate_values(
+        self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: P | None
+    ) -> Sequence[Value]:
+        conv = self.convolution(problem) if problem else None
+
+        def possible(value: int) -> bool:
+            match parameter.name:
+                case "warp_m" | "warp_n":
+                    return value <= int(chosen[parameter.name.replace("warp", "tile")])
+                case "tile_n" if conv:  # a gated tile has all channels; no tile is more than half empty
+                    return (conv.k if isinstance(conv, Conv2dSe) else 0) <= value < 2 * max(conv.k, 32)
+                case "taps" if conv:
+                    return conv.r * conv.s % value == 0
+            return True
+
+        return tuple(value for value in parameter.values if possible(int(value)))
+
+    def unsupported(self, problem: P) -> Rules:
+        yield from convolution_rules(self.convolution(problem))
+
+    def unfit(self, problem: P, config: Config, arch: Architecture) -> Rules:
+        x, conv = MmaConvShape.from_config(config), self.convolution(problem)
+        taps = conv.r * conv.s
+        yield require(taps % x.taps == 0, f"it takes {x.taps} taps a step, which must divide {taps}")
+        yield require(
+            not isinstance(conv, Conv2dSe) or conv.k <= x.n,
+            f"tile_n must hold all {conv.k} channels of a gated image; it is {x.n}",
+        )
+
+    def launches(self, problem: P, config: Config, arch: Architecture) -> list[Launch]:
+        placements = _placements(self.convolution(problem), MmaConvShape.from_config(config), arch)
+        return [{"tile_p": tile.p, "tile_q": tile.q, "patches": patches} for tile, patches, _ in placements]
+
+    def cost(self, problem: P, config: Config, arch: Architecture) -> float:
+        """Estimate cycles: rounds of tiles, bound by products, shared memory or loads, or by a warp's dependent steps.
+
+        The constants are fitted to 172 kernels timed on the layers of SE-ResNet9 on an H200.
+        """
+        x, conv = MmaConvShape.from_config(config), self.convolution(problem)
+        chunks, each = _steps(conv, x)
+        share = _multiplied_share(conv, x)
+        best, columns = float("inf"), ceil(conv.k / x.n)
+        for tile, _, shared in _placements(conv, x, arch):
+            by_shared = arch.sm_shared // (shared + arch.reserved_shared)
+            resident = max(1, min(by_shared, x.resident(arch), arch.sm_threads // x.threads))
+            blocks = tile.tiles * columns
+            rounds, sharing = ceil(blocks / (arch.processors * resident)), min(resident, ceil(blocks / arch.processors))
+            step_bytes = x.stage_bytes + tile.pixels * ROW_BYTES / each
+            # A product of 32 bytes of two rows takes as long in int8 as in half precision.
+            products = share * x.taps * x.m * (x.n + x.hidden * (x.n // x.warp_n)) * CHANNELS_A_STEP / arch.mma_rate
+            read = share * x.taps * (x.m * (x.n // x.warp_n) + x.n * (x.m // x.warp_m))
+            wait = _WAIT_CYCLES_OF_TWO if x.stages == 2 else _WAIT_CYCLES
+            alone = wait + 8 * x.taps * x.accumulators / x.slices + step_bytes / 8 / x.threads
+            step = max(sharing * max(products, read, step_bytes / _LOADED_BYTES), alone)
+            first_loads = (tile.pixels * ROW_BYTES + x.stage_bytes) / _COPIED_BYTES
+            epilogue = x.m * x.n / 6 * sharing
+            ends = _START_CYCLES + first_loads + epilogue + (_SLICE_CYCLES if x.slices > 1 else 0)
+            best = min(best, rounds * (ends + chunks * each * step))
+        return best
+
+    def label(self, config: Config) -> str:
+        x = MmaConvShape.from_config(config)
+        split = f" slices {x.slices}" if x.slices > 1 else ""
+        return f"{x.m}x{x.n}/{x.warp_m}x{x.warp_n} taps {x.taps} s{x.stages}{split}"
+
+    def context(self, config: Config, arch: Architecture, dtype: str) -> Mapping[str, object]:
+        x = MmaConvShape.from_config(config)
+        derived = {"slices": x.slices, "hidden": x.hidden, "threads": x.threads, "resident": x.resident(arch)}
+        return {**config, **derived, "type": dtype, "block": False, "image": 0}
+
+    def weight_layouts(self, config: Config) -> Mapping[str, str]:
+        return {"weight": "krsc"}
+
+
+class CudaConv2d(MmaConvFamily[Conv2d | Conv2dSe]):
+    """Convolutions of images by mma.sync, from sm_80 on: a tile's input stays in shared memory for all taps.
+
+    fp16 and bf16 have float32 sums, int8 has int32 sums.
+    """
+
+    name = "cuda_conv2d"
+    operator = (Conv2d, Conv2dSe)
+    dtypes = (*HALVES, "s8")
+
+    def convolution(self, problem: Conv2d | Conv2dSe) -> Solved:
+        return problem
+
+
+FAMILIES = (CudaConv2d(),)

@@ -1,16 +1,16 @@
-"""Two convolutions in one kernel, with the tensor between them in shared memory, by mma.sync; fp16 and bf16, NHWC.
-
-See templates/cuda/conv2d_pair.cuh.
-"""
+"""Two convolutions in one kernel by mma.sync; fp16 and bf16, NHWC: templates/cuda/conv2d_pair.cuh."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from autotune.core import Architecture, ceil_div, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, ConfigNumbers, Family, Parameter, Value
-from autotune.families.rules import Rules, first_unmet, require
+from autotune.core import Architecture, ceil_div
+from autotune.families.base import Config, ConfigNumbers, Parameter, Value
+from autotune.families.cuda.common import TensorCoreFamily
+from autotune.families.cuda.rules import require_registers, require_shared
+from autotune.families.rules import Rules, require
 from autotune.ir import Conv2dPair, Epilogue
 
 _FILTERS, _STRIDES, _ROWS = (1, 3), (1, 2), (1, 2, 4)
@@ -143,10 +143,53 @@ class Tile(ConfigNumbers):
         return 16 * self.images * image
 
 
-def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    tile = Tile.from_config(config)
+def _end(outputs: int) -> int:
+    """Return the least side of a tile of which more than half would be empty, and a smaller tile would not."""
+    return max(2 * outputs, _SIDES[0] + 1)
 
-    def rules() -> Rules:
+
+def _is_held(problem: Conv2dPair, tile: Tile, axis: int) -> bool:
+    """Return whether a tile that is whole along an axis holds all that the outputs read."""
+    outputs, hidden = ((problem.p, problem.hidden_h), (problem.q, problem.hidden_w))[axis]
+    side = (tile.tile_h, tile.tile_w)[axis]
+    needed = min(hidden, (outputs - 1) * tile.stride + tile.filter - problem.pad[axis])
+    return outputs <= side and needed <= min(side * tile.stride, (side - 1) * tile.stride + tile.filter)
+
+
+def _products(problem: Conv2dPair, tile: Tile) -> list[tuple[_Part, int, int]]:
+    """Return (part, depth, slices) of both convolutions."""
+    return [
+        (tile.first, problem.first_r * problem.first_s * problem.c, ceil_div(problem.hidden, tile.channels)),
+        (tile.second, problem.r * problem.s * problem.hidden, ceil_div(problem.k, tile.channels)),
+    ]
+
+
+class CudaConv2dPair(TensorCoreFamily[Conv2dPair]):
+    """Two convolutions in one kernel, with the tensor between them in shared memory."""
+
+    name = "cuda_conv2d_pair"
+    operator = Conv2dPair
+    template = "cuda/conv2d_pair.cu.j2"
+    parameters = (
+        Parameter("filter1", _FILTERS, "side of the first filter"),
+        Parameter("stride1", _STRIDES, "stride of the first convolution"),
+        Parameter("filter", _FILTERS, "side of the second filter"),
+        Parameter("stride", _STRIDES, "stride of the second convolution"),
+        Parameter("tile_h", (4, 7, 8, 14, 16, 32), "output rows of a tile"),
+        Parameter("tile_w", _SIDES, "output columns of a tile"),
+        Parameter("whole", (0, 1, 2), "axes of which a tile has the whole image: none, the width, both"),
+        Parameter("images", (1, 2, 4, 8), "images of a tile"),
+        Parameter("warps_m", (1, 2, 4, 8), "warps along the pixels of a tile"),
+        Parameter("warps_n", (1, 2, 4), "warps along the channels of a slice"),
+        Parameter("rows", _ROWS, "most blocks of 16 pixels of a warp at a time"),
+        Parameter("columns", (16, 32, 64), "channels of a warp at a time"),
+        Parameter("depth", (32, 64, 144), "weights of a filter a step"),
+        Parameter("stages", (2, 3), "buffers of weights"),
+    )
+    compile_seconds = (1.0, 1.5)
+
+    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
+        tile = Tile.from_config(config)
         yield require(epilogue.anchors == Conv2dPair.anchors, "the epilogue must have the step conv")
         yield require(not epilogue.accesses_tensors_early, "steps before the second convolution must not read tensors")
         yield require(tile.threads in (128, 256), f"a block must have 128 or 256 threads; it has {tile.threads}")
@@ -163,70 +206,14 @@ def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilo
             tile.first.blocks > tile.warps_m * tile.rows // 2 or (tile.rows == 1 and tile.warps_m <= 4),
             "half as many rows or warps must not hold the hidden tile",
         )
-        yield require(
-            tile.registers <= min(_MOST_REGISTERS, arch.sm_registers // tile.threads),
-            f"a thread must fit {min(_MOST_REGISTERS, arch.sm_registers // tile.threads)} registers; "
-            f"it takes {tile.registers}",
-        )
+        yield require_registers(arch, tile.threads, tile.registers, _MOST_REGISTERS)
         least = tile.shared_bytes(16, 16)
         yield require(
             least <= arch.block_shared,
             f"a block must fit {arch.block_shared} bytes of shared memory; it takes {least} or more",
         )
 
-    return first_unmet(rules())
-
-
-def _end(outputs: int) -> int:
-    """Return the least side of a tile of which more than half would be empty, and a smaller tile would not."""
-    return max(2 * outputs, _SIDES[0] + 1)
-
-
-def _candidate_values(
-    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Conv2dPair | None
-) -> tuple[Value, ...]:
-    known = {}
-    if problem:
-        known = {"filter1": problem.first_r, "stride1": problem.first_stride[0]}
-        known |= {"filter": problem.r, "stride": problem.stride[0]}
-    if parameter.name in known:
-        value = known[parameter.name]
-        return (value,) if value in parameter.values else ()
-
-    def possible(value: int) -> bool:  # noqa: PLR0911 -- a table
-        match parameter.name:
-            case "filter":
-                return value > 1 or chosen["filter1"] != 1
-            case "stride":
-                return value == 1 or (chosen["stride1"] == 1 and chosen["filter"] != 1)
-            case "tile_h" if problem:
-                return value < _end(problem.p)
-            case "tile_w":
-                high = int(chosen["tile_h"])
-                sides = high <= value <= 4 * high and (high == 4 or (high % 7 == 0) == (value % 7 == 0))
-                return sides and high * value <= _MOST_PIXELS and (not problem or value < _end(problem.q))
-            case "whole":
-                across = not problem or int(chosen["tile_w"]) >= problem.q
-                down = not problem or int(chosen["tile_h"]) >= problem.p
-                return value == 0 or (across and (value == 1 or down))
-            case "images":
-                pixels = int(chosen["tile_h"]) * int(chosen["tile_w"]) * value
-                most = problem.n if problem else value
-                return value == 1 or (chosen["whole"] == 2 and pixels <= _MOST_PIXELS // 2 and value <= most)
-            case "warps_n":
-                return int(chosen["warps_m"]) * value in (4, 8)
-            case "rows":  # neither idle warps nor more passes than needed: see _why_illegal
-                pixels = int(chosen["tile_h"]) * int(chosen["tile_w"]) * int(chosen["images"])
-                return 16 * int(chosen["warps_m"]) * value >= pixels or value == _ROWS[-1]
-            case "columns" if problem:
-                return int(chosen["warps_n"]) * value < 2 * max(problem.hidden, problem.k)
-        return True
-
-    return tuple(value for value in parameter.values if possible(int(value)))
-
-
-def _why_unsupported(problem: Conv2dPair) -> str | None:
-    def rules() -> Rules:
+    def unsupported(self, problem: Conv2dPair) -> Rules:
         filters = ((problem.first_r, problem.first_s), (problem.r, problem.s))
         square = all(r == s in _FILTERS for r, s in filters)
         yield require(square, f"the filters must be square, of side {' or '.join(map(str, _FILTERS))}")
@@ -242,21 +229,50 @@ def _why_unsupported(problem: Conv2dPair) -> str | None:
         yield require(problem.c % unit == 0, f"c must be a multiple of {unit}")
         yield require(problem.hidden % 16 == 0 and problem.k % 8 == 0, "hidden must be a multiple of 16, and k of 8")
 
-    return first_unmet(rules())
+    def candidate_values(
+        self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Conv2dPair | None
+    ) -> tuple[Value, ...]:
+        known = {}
+        if problem:
+            known = {"filter1": problem.first_r, "stride1": problem.first_stride[0]}
+            known |= {"filter": problem.r, "stride": problem.stride[0]}
+        if parameter.name in known:
+            value = known[parameter.name]
+            return (value,) if value in parameter.values else ()
 
+        def possible(value: int) -> bool:  # noqa: PLR0911 -- a table
+            match parameter.name:
+                case "filter":
+                    return value > 1 or chosen["filter1"] != 1
+                case "stride":
+                    return value == 1 or (chosen["stride1"] == 1 and chosen["filter"] != 1)
+                case "tile_h" if problem:
+                    return value < _end(problem.p)
+                case "tile_w":
+                    high = int(chosen["tile_h"])
+                    sides = high <= value <= 4 * high and (high == 4 or (high % 7 == 0) == (value % 7 == 0))
+                    return sides and high * value <= _MOST_PIXELS and (not problem or value < _end(problem.q))
+                case "whole":
+                    across = not problem or int(chosen["tile_w"]) >= problem.q
+                    down = not problem or int(chosen["tile_h"]) >= problem.p
+                    return value == 0 or (across and (value == 1 or down))
+                case "images":
+                    pixels = int(chosen["tile_h"]) * int(chosen["tile_w"]) * value
+                    most = problem.n if problem else value
+                    return value == 1 or (chosen["whole"] == 2 and pixels <= _MOST_PIXELS // 2 and value <= most)
+                case "warps_n":
+                    return int(chosen["warps_m"]) * value in (4, 8)
+                case "rows":  # neither idle warps nor more passes than needed: see `illegal`
+                    pixels = int(chosen["tile_h"]) * int(chosen["tile_w"]) * int(chosen["images"])
+                    return 16 * int(chosen["warps_m"]) * value >= pixels or value == _ROWS[-1]
+                case "columns" if problem:
+                    return int(chosen["warps_n"]) * value < 2 * max(problem.hidden, problem.k)
+            return True
 
-def _is_held(problem: Conv2dPair, tile: Tile, axis: int) -> bool:
-    """Return whether a tile that is whole along an axis holds all that the outputs read."""
-    outputs, hidden = ((problem.p, problem.hidden_h), (problem.q, problem.hidden_w))[axis]
-    side = (tile.tile_h, tile.tile_w)[axis]
-    needed = min(hidden, (outputs - 1) * tile.stride + tile.filter - problem.pad[axis])
-    return outputs <= side and needed <= min(side * tile.stride, (side - 1) * tile.stride + tile.filter)
+        return tuple(value for value in parameter.values if possible(int(value)))
 
-
-def _why_unfit(problem: Conv2dPair, config: Config, arch: Architecture) -> str | None:
-    tile = Tile.from_config(config)
-
-    def rules() -> Rules:
+    def unfit(self, problem: Conv2dPair, config: Config, arch: Architecture) -> Rules:
+        tile = Tile.from_config(config)
         compiled = (tile.filter1, tile.stride1, tile.filter, tile.stride)
         needed = (problem.first_r, problem.first_stride[0], problem.r, problem.stride[0])
         yield require(
@@ -267,11 +283,7 @@ def _why_unfit(problem: Conv2dPair, config: Config, arch: Architecture) -> str |
         yield require((tile.whole < 1 or held[1]) and (tile.whole < 2 or held[0]), "the tile must hold the whole image")
         most = 2 if all(held) else int(held[1])
         yield require(tile.whole == most or tile.filter == 1, "a tile that is known to hold the image computes less")
-        taken = tile.shared_bytes(problem.c, problem.hidden)
-        yield require(
-            taken <= arch.block_shared,
-            f"a block must fit {arch.block_shared} bytes of shared memory; it takes {taken}",
-        )
+        yield require_shared(arch, tile.shared_bytes(problem.c, problem.hidden))
         yield require(
             tile.tile_h < _end(problem.p) and tile.tile_w < _end(problem.q), "a smaller tile wastes less of the block"
         )
@@ -279,88 +291,46 @@ def _why_unfit(problem: Conv2dPair, config: Config, arch: Architecture) -> str |
             tile.channels < 2 * max(problem.hidden, problem.k), "fewer channels at a time waste less of the block"
         )
 
-    return first_unmet(rules())
+    def cost(self, problem: Conv2dPair, config: Config, arch: Architecture) -> float:
+        """Estimate cycles: rounds of blocks, whose steps are bound by products, shared memory, loads or latency.
+
+        It is an estimate: the rates are those of cuda_conv2d, not fitted to kernels of this family. The products
+        include the border of the hidden tile that neighbouring tiles compute too, and rows and channels that only fill
+        a tile. Every block reads all weights, which come from L2.
+        """
+        tile = Tile.from_config(config)
+        shared = tile.shared_bytes(problem.c, problem.hidden) + arch.reserved_shared
+        resident = max(1, min(arch.sm_shared // shared, arch.sm_threads // tile.threads, tile.resident(arch)))
+        blocks = ceil_div(problem.n, tile.images) * ceil_div(problem.p, tile.tile_h) * ceil_div(problem.q, tile.tile_w)
+        sharing = min(resident, ceil_div(blocks, arch.processors))
+        alone = 0.0
+        for index, (part, depth, slices) in enumerate(_products(problem, tile)):
+            steps = slices * part.passes * ceil_div(depth, tile.depth)
+            each = min(tile.depth, depth)
+            products = part.pixels * tile.channels * each / (arch.mma_rate or 1000)
+            read = tile.threads // 32 * each / 16 * (part.rows * 512 + tile.columns * 32) / 128
+            rows = tile.channels + (part.pixels if index == 0 and tile.filter1 == 1 else 0)
+            loaded = rows * each * _ELEMENT_BYTES / _LOADED_BYTES
+            waits = (1.4 if tile.stages == 2 else 1.0) * (_WAIT_CYCLES + _PRODUCT_CYCLES * each / 16)
+            alone += steps * max(sharing * max(products, read, loaded), waits)
+            alone += sharing * part.passes * part.pixels * tile.channels * slices / (6 if index else 12)
+        if tile.filter1 > 1:
+            alone += sharing * tile.images * tile.input[0] * tile.input[1] * problem.c * _ELEMENT_BYTES / _LOADED_BYTES
+        rounds = ceil_div(blocks, arch.processors * resident)
+        memory = problem.bytes / (_MEMORY_BYTES * arch.processors)
+        return max(rounds * (_START_CYCLES + alone), _START_CYCLES + memory)
+
+    def label(self, config: Config) -> str:
+        x = Tile.from_config(config)
+        warps = f"{x.warps_m}x{x.warps_n} warps of {16 * x.rows}x{x.columns}"
+        return f"{x.images}x{x.tile_h}x{x.tile_w} whole {x.whole} {warps} depth {x.depth} s{x.stages}"
+
+    def context(self, config: Config, arch: Architecture, dtype: str) -> Mapping[str, object]:
+        tile = Tile.from_config(config)
+        return {**config, "threads": tile.threads, "vector": tile.vector, "resident": tile.resident(arch)}
+
+    def weight_layouts(self, config: Config) -> Mapping[str, str]:
+        return {"weight1": "krsc", "weight2": "krsc"}
 
 
-def _products(problem: Conv2dPair, tile: Tile) -> list[tuple[_Part, int, int]]:
-    """Return (part, depth, slices) of both convolutions."""
-    return [
-        (tile.first, problem.first_r * problem.first_s * problem.c, ceil_div(problem.hidden, tile.channels)),
-        (tile.second, problem.r * problem.s * problem.hidden, ceil_div(problem.k, tile.channels)),
-    ]
-
-
-def _cost(problem: Conv2dPair, config: Config, arch: Architecture) -> float:
-    """Estimate cycles: rounds of blocks, whose steps are bound by products, shared memory, loads or latency.
-
-    It is an estimate: the rates are those of cuda_conv2d, not fitted to kernels of this family. The products
-    include the border of the hidden tile that neighbouring tiles compute too, and rows and channels that only fill a
-    tile. Every block reads all weights, which come from L2.
-    """
-    tile = Tile.from_config(config)
-    shared = tile.shared_bytes(problem.c, problem.hidden) + arch.reserved_shared
-    resident = max(1, min(arch.sm_shared // shared, arch.sm_threads // tile.threads, tile.resident(arch)))
-    blocks = ceil_div(problem.n, tile.images) * ceil_div(problem.p, tile.tile_h) * ceil_div(problem.q, tile.tile_w)
-    sharing = min(resident, ceil_div(blocks, arch.processors))
-    alone = 0.0
-    for index, (part, depth, slices) in enumerate(_products(problem, tile)):
-        steps = slices * part.passes * ceil_div(depth, tile.depth)
-        each = min(tile.depth, depth)
-        products = part.pixels * tile.channels * each / (arch.mma_rate or 1000)
-        read = tile.threads // 32 * each / 16 * (part.rows * 512 + tile.columns * 32) / 128
-        rows = tile.channels + (part.pixels if index == 0 and tile.filter1 == 1 else 0)
-        loaded = rows * each * _ELEMENT_BYTES / _LOADED_BYTES
-        waits = (1.4 if tile.stages == 2 else 1.0) * (_WAIT_CYCLES + _PRODUCT_CYCLES * each / 16)
-        alone += steps * max(sharing * max(products, read, loaded), waits)
-        alone += sharing * part.passes * part.pixels * tile.channels * slices / (6 if index else 12)
-    if tile.filter1 > 1:
-        alone += sharing * tile.images * tile.input[0] * tile.input[1] * problem.c * _ELEMENT_BYTES / _LOADED_BYTES
-    rounds = ceil_div(blocks, arch.processors * resident)
-    memory = problem.bytes / (_MEMORY_BYTES * arch.processors)
-    return max(rounds * (_START_CYCLES + alone), _START_CYCLES + memory)
-
-
-def _label(config: Config) -> str:
-    x = Tile.from_config(config)
-    warps = f"{x.warps_m}x{x.warps_n} warps of {16 * x.rows}x{x.columns}"
-    return f"{x.images}x{x.tile_h}x{x.tile_w} whole {x.whole} {warps} depth {x.depth} s{x.stages}"
-
-
-def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
-    tile = Tile.from_config(config)
-    return {**config, "threads": tile.threads, "vector": tile.vector, "resident": tile.resident(arch)}
-
-
-FAMILY = Family[Conv2dPair](
-    name="cuda_conv2d_pair",
-    operator=Conv2dPair,
-    kind=DEVICE_IMAGE,
-    template="cuda/conv2d_pair.cu.j2",
-    architectures=cuda_architectures(since=80),
-    dtypes=("f16", "bf16"),
-    parameters=(
-        Parameter("filter1", _FILTERS, "side of the first filter"),
-        Parameter("stride1", _STRIDES, "stride of the first convolution"),
-        Parameter("filter", _FILTERS, "side of the second filter"),
-        Parameter("stride", _STRIDES, "stride of the second convolution"),
-        Parameter("tile_h", (4, 7, 8, 14, 16, 32), "output rows of a tile"),
-        Parameter("tile_w", _SIDES, "output columns of a tile"),
-        Parameter("whole", (0, 1, 2), "axes of which a tile has the whole image: none, the width, both"),
-        Parameter("images", (1, 2, 4, 8), "images of a tile"),
-        Parameter("warps_m", (1, 2, 4, 8), "warps along the pixels of a tile"),
-        Parameter("warps_n", (1, 2, 4), "warps along the channels of a slice"),
-        Parameter("rows", _ROWS, "most blocks of 16 pixels of a warp at a time"),
-        Parameter("columns", (16, 32, 64), "channels of a warp at a time"),
-        Parameter("depth", (32, 64, 144), "weights of a filter a step"),
-        Parameter("stages", (2, 3), "buffers of weights"),
-    ),
-    why_illegal=_why_illegal,
-    candidate_values=_candidate_values,
-    why_unsupported=_why_unsupported,
-    why_unfit=_why_unfit,
-    cost=_cost,
-    context=_context,
-    label=_label,
-    weight_layouts=lambda _: {"weight1": "krsc", "weight2": "krsc"},
-    compile_seconds=(1.0, 1.5),
-)
+FAMILIES = (CudaConv2dPair(),)

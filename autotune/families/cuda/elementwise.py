@@ -1,19 +1,20 @@
-"""A lone epilogue on a GPU, channels last."""
+"""`elementwise` and `cast` on a GPU: an epilogue without an operator, channels last."""
 
 from __future__ import annotations
 
-from autotune.core import Architecture, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
+from autotune.core import Architecture
+from autotune.families.base import Config, Parameter
+from autotune.families.cuda.common import WITH_BYTES, CudaFamily
 from autotune.families.cuda.rules import require_access, require_whole_vectors
+from autotune.families.rules import Rules
+from autotune.families.shared_rules import RESULT, CastFamily
 from autotune.ir import BYTE_FORMATS, Cast, Elementwise, Epilogue
 
-
-def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    return require_access(int(config["vector"]), dtype)
-
-
-def _why_unfit(problem: Elementwise | Cast, config: Config, arch: Architecture) -> str | None:
-    return require_whole_vectors(problem.c, int(config["vector"]))
+_PARAMETERS = (
+    Parameter("vector", (1, 2, 4, 8, 16), "channels of an access"),
+    Parameter("items", (1, 2, 4), "accesses a thread"),
+    Parameter("threads", (64, 128, 256), "threads a block"),
+)
 
 
 def _cost(problem: Elementwise | Cast, config: Config, arch: Architecture) -> float:
@@ -24,20 +25,44 @@ def _cost(problem: Elementwise | Cast, config: Config, arch: Architecture) -> fl
     return 8 / vector * (1 + 0.1 / items) * float(idle**0.25) + abs(threads - 128) / 1024
 
 
-FAMILY = Family[Elementwise | Cast](
-    name="cuda_elementwise",
-    operator=Elementwise,
-    kind=DEVICE_IMAGE,
-    template="cuda/elementwise.cu.j2",
-    architectures=cuda_architectures(),
-    dtypes=("f16", "bf16", "tf32", "f32", *BYTE_FORMATS),
-    parameters=(
-        Parameter("vector", (1, 2, 4, 8, 16), "channels of an access"),
-        Parameter("items", (1, 2, 4), "accesses a thread"),
-        Parameter("threads", (64, 128, 256), "threads a block"),
-    ),
-    why_illegal=_why_illegal,
-    why_unfit=_why_unfit,
-    cost=_cost,
-    compile_seconds=(0.9, 0.1),
-)
+class CudaElementwise(CudaFamily[Elementwise]):
+    """A lone epilogue."""
+
+    name = "cuda_elementwise"
+    operator = Elementwise
+    template = "cuda/elementwise.cu.j2"
+    dtypes = WITH_BYTES
+    parameters = _PARAMETERS
+
+    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
+        yield require_access(int(config["vector"]), dtype)
+
+    def unfit(self, problem: Elementwise, config: Config, arch: Architecture) -> Rules:
+        yield require_whole_vectors(problem.c, int(config["vector"]))
+
+    def cost(self, problem: Elementwise, config: Config, arch: Architecture) -> float:
+        return _cost(problem, config, arch)
+
+
+class CudaCast(CastFamily, CudaFamily[Cast]):
+    """The kernel of a lone epilogue, which stores another type."""
+
+    name = "cuda_cast"
+    template = "cuda/elementwise.cu.j2"
+    dtypes = ("f16", "bf16", "f32", *BYTE_FORMATS)
+    parameters = (RESULT, *_PARAMETERS)
+
+    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
+        yield require_access(int(config["vector"]), dtype)
+        yield require_access(int(config["vector"]), str(config["result"]))
+        yield from super().illegal(config, arch, dtype, epilogue)
+
+    def unfit(self, problem: Cast, config: Config, arch: Architecture) -> Rules:
+        yield require_whole_vectors(problem.c, int(config["vector"]))
+        yield from super().unfit(problem, config, arch)
+
+    def cost(self, problem: Cast, config: Config, arch: Architecture) -> float:
+        return _cost(problem, config, arch)
+
+
+FAMILIES = (CudaElementwise(), CudaCast())

@@ -1,16 +1,16 @@
-"""A widening 1x1 convolution and the depthwise convolution after it, by mma.sync; fp16 and bf16, NHWC.
-
-See templates/cuda/expand_depthwise.cuh.
-"""
+"""Two convolutions of a block in one kernel; fp16 and bf16, NHWC: templates/cuda/expand_depthwise.cuh."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from autotune.core import Architecture, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, ConfigNumbers, Family, Launch, Parameter, Value
-from autotune.families.rules import Rules, first_unmet, require
+from autotune.core import Architecture
+from autotune.families.base import Config, ConfigNumbers, Launch, Parameter, Value
+from autotune.families.cuda.common import TensorCoreFamily
+from autotune.families.cuda.rules import require_shared
+from autotune.families.rules import Rules, require
 from autotune.ir import DTYPES, Epilogue, ExpandDepthwise
 
 _FILTERS, _STRIDES = (3, 5, 7), (1, 2)
@@ -61,86 +61,8 @@ class Tile(ConfigNumbers):
         return elements * DTYPES[dtype].itemsize
 
 
-def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    tile = Tile.from_config(config)
-
-    def rules() -> Rules:
-        yield require(epilogue.anchors == ExpandDepthwise.anchors, "the epilogue must have the step conv")
-        yield require(
-            not epilogue.accesses_tensors_early, "steps before the depthwise convolution must not read tensors"
-        )
-        yield require(
-            tile.registers() <= _MAX_REGISTERS,
-            f"sums and pixels of a thread must fit {_MAX_REGISTERS} registers; they take {tile.registers()}",
-        )
-        least = tile.shared_bytes(_VECTOR, dtype)
-        yield require(
-            least <= arch.block_shared,
-            f"a block must fit {arch.block_shared} bytes of shared memory; it takes {least} or more",
-        )
-
-    return first_unmet(rules())
-
-
-def _candidate_values(
-    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: ExpandDepthwise | None
-) -> tuple[Value, ...]:
-    if problem and parameter.name == "filter":
-        return (problem.r,) if problem.r in parameter.values else ()
-    if problem and parameter.name == "stride":
-        return (problem.stride[0],) if problem.stride[0] in parameter.values else ()
-    return parameter.values
-
-
-def _why_unsupported(problem: ExpandDepthwise) -> str | None:
-    def rules() -> Rules:
-        yield require(problem.c % _VECTOR == 0 and problem.k % _VECTOR == 0, f"c and k must be multiples of {_VECTOR}")
-        yield require(
-            problem.r == problem.s in _FILTERS, f"the filter must be square, of side {', '.join(map(str, _FILTERS))}"
-        )
-        yield require(
-            problem.stride[0] == problem.stride[1] in _STRIDES, "the stride must be 1 or 2, the same along both axes"
-        )
-
-    return first_unmet(rules())
-
-
-def _why_unfit(problem: ExpandDepthwise, config: Config, arch: Architecture) -> str | None:
-    tile = Tile.from_config(config)
-
-    def rules() -> Rules:
-        compiled = (tile.filter, tile.stride)
-        yield require(
-            compiled == (problem.r, problem.stride[0]),
-            f"it is compiled for (filter, stride) {compiled}; needed: {(problem.r, problem.stride[0])}",
-        )
-        taken = tile.shared_bytes(problem.c, problem.dtype)
-        yield require(
-            taken <= arch.block_shared,
-            f"a block must fit {arch.block_shared} bytes of shared memory; it takes {taken}",
-        )
-        yield require(
-            tile.tile_h < 2 * problem.p and tile.tile_w < 2 * problem.q, "a smaller tile wastes less of the block"
-        )
-
-    return first_unmet(rules())
-
-
 def _tiles(problem: ExpandDepthwise, tile: Tile) -> int:
     return problem.n * ceil(problem.p / tile.tile_h) * ceil(problem.q / tile.tile_w)
-
-
-def _launches(problem: ExpandDepthwise, config: Config, arch: Architecture) -> list[Launch]:
-    """Return numbers of blocks that share a tile, as long as they find multiprocessors that are not busy."""
-    tile = Tile.from_config(config)
-    chunks, tiles = ceil(problem.k / tile.chunk), _tiles(problem, tile)
-    worth = [parts for parts in _PARTS if parts == 1 or (parts <= chunks and parts * tiles <= 8 * arch.processors)]
-    return [{"parts": parts} for parts in sorted(worth, key=lambda parts: _cycles(problem, tile, parts, arch))]
-
-
-def _cost(problem: ExpandDepthwise, config: Config, arch: Architecture) -> float:
-    """Estimate the cycles of the best launch, which is the first."""
-    return _cycles(problem, Tile.from_config(config), _launches(problem, config, arch)[0]["parts"], arch)
 
 
 def _cycles(problem: ExpandDepthwise, tile: Tile, parts: int, arch: Architecture) -> float:
@@ -163,29 +85,85 @@ def _cycles(problem: ExpandDepthwise, tile: Tile, parts: int, arch: Architecture
     return ceil(blocks / (arch.processors * resident)) * alone * max(1.0, busy / 2)
 
 
-FAMILY = Family[ExpandDepthwise](
-    name="cuda_expand_depthwise",
-    operator=ExpandDepthwise,
-    kind=DEVICE_IMAGE,
-    template="cuda/expand_depthwise.cu.j2",
-    architectures=cuda_architectures(since=80),
-    dtypes=("f16", "bf16"),
-    parameters=(
+class CudaExpandDepthwise(TensorCoreFamily[ExpandDepthwise]):
+    """A widening 1x1 convolution and the depthwise convolution after it, by mma.sync."""
+
+    name = "cuda_expand_depthwise"
+    operator = ExpandDepthwise
+    template = "cuda/expand_depthwise.cu.j2"
+    parameters = (
         Parameter("filter", _FILTERS, "side of the depthwise filter"),
         Parameter("stride", _STRIDES, "stride of the depthwise convolution"),
         Parameter("tile_h", (4, 7, 8, 14), "output rows a block"),
         Parameter("tile_w", (4, 7, 8, 14, 16), "output columns a block"),
         Parameter("chunk", (32, 64), "wide channels at a time"),
         Parameter("threads", (128, 256), "threads a block"),
-    ),
-    launch_parameters=(Parameter("parts", _PARTS, "blocks that share the wide channels of a tile"),),
-    why_illegal=_why_illegal,
-    candidate_values=_candidate_values,
-    why_unsupported=_why_unsupported,
-    why_unfit=_why_unfit,
-    launches=_launches,
-    cost=_cost,
-    context=lambda config, arch, dtype: {**config, "columns": Tile.from_config(config).columns},
-    weight_layouts=lambda _: {"weight2": "rsck"},
-    compile_seconds=(0.9, 1.2),
-)
+    )
+    launch_parameters = (Parameter("parts", _PARTS, "blocks that share the wide channels of a tile"),)
+    compile_seconds = (0.9, 1.2)
+
+    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
+        tile = Tile.from_config(config)
+        yield require(epilogue.anchors == ExpandDepthwise.anchors, "the epilogue must have the step conv")
+        yield require(
+            not epilogue.accesses_tensors_early, "steps before the depthwise convolution must not read tensors"
+        )
+        yield require(
+            tile.registers() <= _MAX_REGISTERS,
+            f"sums and pixels of a thread must fit {_MAX_REGISTERS} registers; they take {tile.registers()}",
+        )
+        least = tile.shared_bytes(_VECTOR, dtype)
+        yield require(
+            least <= arch.block_shared,
+            f"a block must fit {arch.block_shared} bytes of shared memory; it takes {least} or more",
+        )
+
+    def unsupported(self, problem: ExpandDepthwise) -> Rules:
+        yield require(problem.c % _VECTOR == 0 and problem.k % _VECTOR == 0, f"c and k must be multiples of {_VECTOR}")
+        yield require(
+            problem.r == problem.s in _FILTERS, f"the filter must be square, of side {', '.join(map(str, _FILTERS))}"
+        )
+        yield require(
+            problem.stride[0] == problem.stride[1] in _STRIDES, "the stride must be 1 or 2, the same along both axes"
+        )
+
+    def candidate_values(
+        self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: ExpandDepthwise | None
+    ) -> tuple[Value, ...]:
+        if problem and parameter.name == "filter":
+            return (problem.r,) if problem.r in parameter.values else ()
+        if problem and parameter.name == "stride":
+            return (problem.stride[0],) if problem.stride[0] in parameter.values else ()
+        return parameter.values
+
+    def unfit(self, problem: ExpandDepthwise, config: Config, arch: Architecture) -> Rules:
+        tile = Tile.from_config(config)
+        compiled = (tile.filter, tile.stride)
+        yield require(
+            compiled == (problem.r, problem.stride[0]),
+            f"it is compiled for (filter, stride) {compiled}; needed: {(problem.r, problem.stride[0])}",
+        )
+        yield require_shared(arch, tile.shared_bytes(problem.c, problem.dtype))
+        yield require(
+            tile.tile_h < 2 * problem.p and tile.tile_w < 2 * problem.q, "a smaller tile wastes less of the block"
+        )
+
+    def launches(self, problem: ExpandDepthwise, config: Config, arch: Architecture) -> list[Launch]:
+        """Return numbers of blocks that share a tile, as long as they find multiprocessors that are not busy."""
+        tile = Tile.from_config(config)
+        chunks, tiles = ceil(problem.k / tile.chunk), _tiles(problem, tile)
+        worth = [parts for parts in _PARTS if parts == 1 or (parts <= chunks and parts * tiles <= 8 * arch.processors)]
+        return [{"parts": parts} for parts in sorted(worth, key=lambda parts: _cycles(problem, tile, parts, arch))]
+
+    def cost(self, problem: ExpandDepthwise, config: Config, arch: Architecture) -> float:
+        """Estimate the cycles of the best launch, which is the first."""
+        return _cycles(problem, Tile.from_config(config), self.launches(problem, config, arch)[0]["parts"], arch)
+
+    def context(self, config: Config, arch: Architecture, dtype: str) -> Mapping[str, object]:
+        return {**config, "columns": Tile.from_config(config).columns}
+
+    def weight_layouts(self, config: Config) -> Mapping[str, str]:
+        return {"weight2": "rsck"}
+
+
+FAMILIES = (CudaExpandDepthwise(),)

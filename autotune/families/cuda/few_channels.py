@@ -6,19 +6,20 @@ row above is pooled and stored, and image rows stay in registers for all rows of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import TypeVar
 
-from autotune.core import Architecture, cuda_architectures
-from autotune.families import cast_rules
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
+from autotune.core import Architecture
+from autotune.families.base import Config, Launch, Parameter, Value
+from autotune.families.cuda.common import TensorCoreFamily
 from autotune.families.cuda.rules import resident_rules
-from autotune.families.rules import Rules, first_unmet, require
-from autotune.ir import Conv2d, Conv2dWgrad, Epilogue, FirstLayers, Stem, StemCast
+from autotune.families.rules import Rules, require
+from autotune.ir import Conv2d, Conv2dWgrad, Epilogue, FirstLayers
 
-P = TypeVar("P", Conv2d, Stem, StemCast)
+P = TypeVar("P", bound=Conv2d | FirstLayers)
 
 _WALKS = (1, 2, 4, 8, 16, 32)
 _FILTERS = (3, 5, 7)
@@ -163,15 +164,6 @@ class FewChannelsShape:
         return sums + operands + 40
 
 
-def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    def rules() -> Rules:
-        if "result" in config:
-            yield cast_rules.why_illegal(config, arch, dtype, epilogue)
-        yield from _shape_rules(FewChannelsShape.from_config(config), arch)
-
-    return first_unmet(rules())
-
-
 def _shape_rules(x: FewChannelsShape, arch: Architecture) -> Rules:
     yield require(x.stride * x.side % 2 == 0, "stride times channels must be even: lines begin at whole 32-bit words")
     yield require(not x.wgmma or arch.wgmma_rate, f"{arch.name} has no wgmma")
@@ -232,113 +224,88 @@ def widest_access(elements: int) -> int:
     return 8 if elements % 8 == 0 else 2
 
 
-def _launches(problem: Conv2d | FirstLayers, config: Config, arch: Architecture) -> list[Launch]:
-    tiles = ceil(problem.p / int(config["rows"]))
-    return [{"walk": walk} for walk in _WALKS if walk == 1 or walk < 2 * tiles]
+def parameters(*own: Parameter) -> tuple[Parameter, ...]:
+    """Return the parameters of a family that has some of its own."""
+    return (
+        Parameter(
+            "instruction",
+            ("mma", "wgmma", "wgmma_ahead"),
+            "tensor cores' instruction; wgmma on Hopper alone; ahead: of a row while the row above is finished",
+        ),
+        Parameter("filter", _FILTERS, "side of the filter"),
+        Parameter("channels", tuple(range(1, _MAX_CHANNELS + 1)), "input channels"),
+        *own,
+        Parameter("access", (2, 8), "elements of a row a load: the most that its length allows"),
+        Parameter("tile_k", (32, 64), "output channels a block"),
+        Parameter("strips", (2, 4, 8), "strips of 16 pixels of the convolution side by side"),
+        Parameter("rows", (2, 4, 8), "output rows a tile"),
+        Parameter("together", (1, 2), "rows of the convolution at a time"),
+        Parameter("stages", (1, 2), "tiles in shared memory"),
+        Parameter("resident", (1, 2, 3), "blocks that an SM must have registers for"),
+    )
 
 
-def _cost(problem: Conv2d | FirstLayers, config: Config, arch: Architecture) -> float:
-    """Estimate cycles: waves of blocks, each bound by what they share of an SM or by a block's own latencies.
+class FewChannelsFamily(TensorCoreFamily[P]):
+    """Convolutions of few channels, of which a class derived from this one names the problems."""
 
-    Latencies (100, 250, 600, 1500 cycles) and the 80 bytes a cycle of an SM are estimates, not fitted.
-    """
-    x = FewChannelsShape.from_config(config)
-    by_shared = arch.sm_shared // (x.shared_bytes + arch.reserved_shared)
-    by_registers = arch.sm_registers // (x.registers * x.threads)
-    resident = max(1, min(by_shared, by_registers, arch.sm_threads // x.threads))
-    rate = 1.0 if x.wgmma else arch.mma_cycles  # cycles of 16 x 8 x 16 products
-    best = float("inf")
-    for launch in _launches(problem, config, arch):
-        walk = launch["walk"]
-        parts = ceil(ceil(problem.p / x.rows) / walk)
-        blocks = problem.n * ceil(problem.k / x.tile_k) * parts * ceil(problem.q / x.tile_q)
-        sharing = min(resident, ceil(blocks / arch.processors))
-        rows = walk * (x.conv_rows - x.pool) + x.pool
-        steps = rows * x.strips * x.steps
-        loads = 2 * x.slices * x.loaded_steps / x.steps
-        busy = steps * (x.tile_k / 8 * rate + loads) + walk * x.stage_bytes / 80
-        products = x.steps * x.warp_k * rate / 2
-        latency = max(products, 250) if x.ahead else products + 250
-        wait = rows / x.together * latency + walk * (600 if x.stages == 1 else 100)
-        start = 1500 + x.steps * x.tile_k * 160 / x.threads
-        best = min(best, ceil(blocks / (arch.processors * resident)) * (start + max(busy * sharing, wait)))
-    return best
+    template = "cuda/stem.cu.j2"
+    launch_parameters = (Parameter("walk", _WALKS, "tiles below each other a block"),)
+    compile_seconds = (1.2, 1.5)
 
+    @abstractmethod
+    def decided(self, problem: P) -> Mapping[str, Value]:
+        """Return the parameters that have only one value for a problem, with that value."""
 
-def _label(config: Config) -> str:
-    x = FewChannelsShape.from_config(config)
-    return f"{config['instruction']} {x.rows}x{x.tile_q}x{x.tile_k} together {x.together} s{x.stages} r{x.resident}"
-
-
-def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
-    x = FewChannelsShape.from_config(config)
-    derived = {"warp_k": x.warp_k, "slices": x.slices, "threads": x.threads, "type": dtype}
-    return {**config, **derived, "interleaved": x.interleaved, "stride": x.stride, "pool": x.pool}
-
-
-def _weight_layouts(config: Config) -> Mapping[str, str]:
-    return {"weight": "krsc"} if FewChannelsShape.from_config(config).interleaved else {}
-
-
-def family(
-    name: str,
-    operator: type[P],
-    *,
-    own_parameters: tuple[Parameter, ...],
-    why_unsupported: Callable[[P], str | None],
-    decided: Callable[[P], Mapping[str, Value]],
-) -> Family[P]:
-    """Return a family of convolutions of few channels.
-
-    Args:
-        name: The family's name.
-        operator: The problems that it solves.
-        own_parameters: Parameters that only this family has.
-        why_unsupported: Family.why_unsupported.
-        decided: (problem) -> parameters that have only one value for it, with that value.
-    """
+    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
+        yield from _shape_rules(FewChannelsShape.from_config(config), arch)
 
     def candidate_values(
-        parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: P | None
-    ) -> tuple[Value, ...]:
-        return parameter.values if problem is None else fitting_values(parameter, problem.k, decided(problem))
+        self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: P | None
+    ) -> Sequence[Value]:
+        return parameter.values if problem is None else fitting_values(parameter, problem.k, self.decided(problem))
 
-    def why_unfit(problem: P, config: Config, arch: Architecture) -> str | None:
-        return first_unmet(fit_rules(problem.k, config, decided(problem)))
+    def unfit(self, problem: P, config: Config, arch: Architecture) -> Rules:
+        yield from fit_rules(problem.k, config, self.decided(problem))
 
-    return Family(
-        name=name,
-        operator=operator,
-        kind=DEVICE_IMAGE,
-        template="cuda/stem.cu.j2",
-        architectures=cuda_architectures(since=80),
-        dtypes=("f16", "bf16"),
-        parameters=(
-            Parameter(
-                "instruction",
-                ("mma", "wgmma", "wgmma_ahead"),
-                "tensor cores' instruction; wgmma on Hopper alone; ahead: of a row while the row above is finished",
-            ),
-            Parameter("filter", _FILTERS, "side of the filter"),
-            Parameter("channels", tuple(range(1, _MAX_CHANNELS + 1)), "input channels"),
-            *own_parameters,
-            Parameter("access", (2, 8), "elements of a row a load: the most that its length allows"),
-            Parameter("tile_k", (32, 64), "output channels a block"),
-            Parameter("strips", (2, 4, 8), "strips of 16 pixels of the convolution side by side"),
-            Parameter("rows", (2, 4, 8), "output rows a tile"),
-            Parameter("together", (1, 2), "rows of the convolution at a time"),
-            Parameter("stages", (1, 2), "tiles in shared memory"),
-            Parameter("resident", (1, 2, 3), "blocks that an SM must have registers for"),
-        ),
-        launch_parameters=(Parameter("walk", _WALKS, "tiles below each other a block"),),
-        why_illegal=_why_illegal,
-        candidate_values=candidate_values,
-        why_unsupported=why_unsupported,
-        why_unfit=why_unfit,
-        launches=_launches,
-        cost=_cost,
-        context=_context,
-        weight_layouts=_weight_layouts,
-        compile_seconds=(1.2, 1.5),
-        label=_label,
-    )
+    def launches(self, problem: P, config: Config, arch: Architecture) -> list[Launch]:
+        tiles = ceil(problem.p / int(config["rows"]))
+        return [{"walk": walk} for walk in _WALKS if walk == 1 or walk < 2 * tiles]
+
+    def cost(self, problem: P, config: Config, arch: Architecture) -> float:
+        """Estimate cycles: waves of blocks, each bound by what they share of an SM or by a block's own latencies.
+
+        Latencies (100, 250, 600, 1500 cycles) and the 80 bytes a cycle of an SM are estimates, not fitted.
+        """
+        x = FewChannelsShape.from_config(config)
+        by_shared = arch.sm_shared // (x.shared_bytes + arch.reserved_shared)
+        by_registers = arch.sm_registers // (x.registers * x.threads)
+        resident = max(1, min(by_shared, by_registers, arch.sm_threads // x.threads))
+        rate = 1.0 if x.wgmma else arch.mma_cycles  # cycles of 16 x 8 x 16 products
+        best = float("inf")
+        for launch in self.launches(problem, config, arch):
+            walk = launch["walk"]
+            parts = ceil(ceil(problem.p / x.rows) / walk)
+            blocks = problem.n * ceil(problem.k / x.tile_k) * parts * ceil(problem.q / x.tile_q)
+            sharing = min(resident, ceil(blocks / arch.processors))
+            rows = walk * (x.conv_rows - x.pool) + x.pool
+            steps = rows * x.strips * x.steps
+            loads = 2 * x.slices * x.loaded_steps / x.steps
+            busy = steps * (x.tile_k / 8 * rate + loads) + walk * x.stage_bytes / 80
+            products = x.steps * x.warp_k * rate / 2
+            latency = max(products, 250) if x.ahead else products + 250
+            wait = rows / x.together * latency + walk * (600 if x.stages == 1 else 100)
+            start = 1500 + x.steps * x.tile_k * 160 / x.threads
+            best = min(best, ceil(blocks / (arch.processors * resident)) * (start + max(busy * sharing, wait)))
+        return best
+
+    def label(self, config: Config) -> str:
+        x = FewChannelsShape.from_config(config)
+        return f"{config['instruction']} {x.rows}x{x.tile_q}x{x.tile_k} together {x.together} s{x.stages} r{x.resident}"
+
+    def context(self, config: Config, arch: Architecture, dtype: str) -> Mapping[str, object]:
+        x = FewChannelsShape.from_config(config)
+        derived = {"warp_k": x.warp_k, "slices": x.slices, "threads": x.threads, "type": dtype}
+        return {**config, **derived, "interleaved": x.interleaved, "stride": x.stride, "pool": x.pool}
+
+    def weight_layouts(self, config: Config) -> Mapping[str, str]:
+        return {"weight": "krsc"} if FewChannelsShape.from_config(config).interleaved else {}

@@ -1,24 +1,18 @@
-"""Group normalization on a GPU, channels last: a thread block for some groups of an image."""
+"""Group normalization on a GPU, channels last."""
 
 from __future__ import annotations
 
-from autotune.core import Architecture, ceil_div, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter
+from autotune.core import Architecture, ceil_div
+from autotune.families.base import Config, Launch, Parameter
+from autotune.families.cuda.common import CudaFamily
 from autotune.families.cuda.rules import require_access, require_whole_vectors
+from autotune.families.rules import Rules
 from autotune.ir import DTYPES, Epilogue, GroupNorm
 
 _TOGETHER = Parameter("together", (1, 2, 4, 8, 16, 32, 64), "neighbouring groups a block")
 _HOLD = Parameter("hold", (0, 1), "1: the input waits in shared memory for its mean; 0: it is read three times")
 _SECTOR = 32  # bytes that memory delivers at once; a pixel's part of a block should have no fewer
 _CHOICES = 3  # values of `together` that are timed, from the first that fills a sector on
-
-
-def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    return require_access(int(config["vector"]), dtype)
-
-
-def _why_unfit(problem: GroupNorm, config: Config, arch: Architecture) -> str | None:
-    return require_whole_vectors(problem.c, int(config["vector"]))
 
 
 def _together(problem: GroupNorm, config: Config) -> list[int]:
@@ -36,7 +30,7 @@ def _together(problem: GroupNorm, config: Config) -> list[int]:
     return (filled or possible[-1:])[:_CHOICES]
 
 
-def visits(problem: GroupNorm, config: Config, together: int) -> int:
+def _visits(problem: GroupNorm, config: Config, together: int) -> int:
     """Return the vectors of a thread."""
     vector, threads = int(config["vector"]), int(config["threads"])
     vectors = problem.c // problem.groups * together // vector
@@ -48,43 +42,44 @@ def shared_bytes(problem: GroupNorm, config: Config, launch: Launch) -> int:
     """Return the shared memory of a block, as the template computes it."""
     vector, threads = int(config["vector"]), int(config["threads"])
     line = vector * DTYPES[problem.dtype].itemsize
-    held = visits(problem, config, launch[_TOGETHER.name]) * threads * line * launch[_HOLD.name]
+    held = _visits(problem, config, launch[_TOGETHER.name]) * threads * line * launch[_HOLD.name]
     return threads * (vector + 1) * 4 + held
 
 
-def _launches(problem: GroupNorm, config: Config, arch: Architecture) -> list[Launch]:
-    launches = [
-        {_TOGETHER.name: together, _HOLD.name: hold} for together in _together(problem, config) for hold in (1, 0)
-    ]
-    return [launch for launch in launches if shared_bytes(problem, config, launch) <= arch.block_shared]
+class CudaGroupNorm(CudaFamily[GroupNorm]):
+    """Group normalization: a thread block for some groups of an image."""
 
-
-def _cost(problem: GroupNorm, config: Config, arch: Architecture) -> float:
-    """Rank by the accesses of a thread for each wave of blocks, with the best of its launch values."""
-
-    def rank(launch: Launch) -> float:
-        blocks = problem.n * problem.groups // launch[_TOGETHER.name]
-        waves = max(1.0, blocks * int(config["threads"]) / (arch.processors * arch.sm_threads))
-        reads = 2 if launch[_HOLD.name] else 3
-        return waves * (visits(problem, config, launch[_TOGETHER.name]) * reads + 8)
-
-    return min(map(rank, _launches(problem, config, arch)), default=float("inf"))
-
-
-FAMILY = Family[GroupNorm](
-    name="cuda_group_norm",
-    operator=GroupNorm,
-    kind=DEVICE_IMAGE,
-    template="cuda/group_norm.cu.j2",
-    architectures=cuda_architectures(),
-    parameters=(
+    name = "cuda_group_norm"
+    operator = GroupNorm
+    template = "cuda/group_norm.cu.j2"
+    parameters = (
         Parameter("vector", (1, 2, 4, 8), "channels of an access"),
         Parameter("threads", (128, 256, 512, 1024), "threads a block"),
-    ),
-    launch_parameters=(_TOGETHER, _HOLD),
-    launches=_launches,
-    why_illegal=_why_illegal,
-    why_unfit=_why_unfit,
-    cost=_cost,
-    compile_seconds=(0.9, 0.1),
-)
+    )
+    launch_parameters = (_TOGETHER, _HOLD)
+
+    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
+        yield require_access(int(config["vector"]), dtype)
+
+    def unfit(self, problem: GroupNorm, config: Config, arch: Architecture) -> Rules:
+        yield require_whole_vectors(problem.c, int(config["vector"]))
+
+    def launches(self, problem: GroupNorm, config: Config, arch: Architecture) -> list[Launch]:
+        launches = [
+            {_TOGETHER.name: together, _HOLD.name: hold} for together in _together(problem, config) for hold in (1, 0)
+        ]
+        return [launch for launch in launches if shared_bytes(problem, config, launch) <= arch.block_shared]
+
+    def cost(self, problem: GroupNorm, config: Config, arch: Architecture) -> float:
+        """Rank by the accesses of a thread for each wave of blocks, with the best of its launch values."""
+
+        def rank(launch: Launch) -> float:
+            blocks = problem.n * problem.groups // launch[_TOGETHER.name]
+            waves = max(1.0, blocks * int(config["threads"]) / (arch.processors * arch.sm_threads))
+            reads = 2 if launch[_HOLD.name] else 3
+            return waves * (_visits(problem, config, launch[_TOGETHER.name]) * reads + 8)
+
+        return min(map(rank, self.launches(problem, config, arch)), default=float("inf"))
+
+
+FAMILIES = (CudaGroupNorm(),)

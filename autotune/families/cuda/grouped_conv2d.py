@@ -1,17 +1,16 @@
-"""Convolution with narrow groups, depthwise too, on tensor cores by mma.sync; fp16 and bf16, channels last.
-
-See templates/cuda/grouped_conv2d.cuh.
-"""
+"""Convolution with groups by mma.sync; fp16 and bf16, channels last: templates/cuda/grouped_conv2d.cuh."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from autotune.core import Architecture, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, ConfigNumbers, Family, Parameter, Value
+from autotune.core import Architecture
+from autotune.families.base import Config, ConfigNumbers, Parameter, Value
+from autotune.families.cuda.common import TensorCoreFamily
 from autotune.families.cuda.rules import require_registers, require_shared, require_square_window, require_window
-from autotune.families.rules import Rules, first_unmet, require
+from autotune.families.rules import Rules, require
 from autotune.ir import Conv2d, Epilogue
 
 _FILTERS, _STRIDES, _WIDTHS = (3, 5, 7), (1, 2), (1, 4, 8, 16, 24, 32, 40, 48, 56, 64)
@@ -61,10 +60,25 @@ class Tile(ConfigNumbers):
         return rows * columns * (self.channels // _VECTOR | 1) * 16
 
 
-def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    tile = Tile.from_config(config)
+class CudaGroupedConv2d(TensorCoreFamily[Conv2d]):
+    """Convolution with narrow groups, depthwise too, on tensor cores."""
 
-    def rules() -> Rules:
+    name = "cuda_grouped_conv2d"
+    operator = Conv2d
+    template = "cuda/grouped_conv2d.cu.j2"
+    parameters = (
+        Parameter("filter", _FILTERS, "side of the filter"),
+        Parameter("stride", _STRIDES, "stride of both axes"),
+        Parameter("width", _WIDTHS, "channels of a group"),
+        Parameter("channels", (16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128), "channels of a block"),
+        Parameter("rows", (4, 7, 8, 14, 16), "output rows of a block"),
+        Parameter("columns", (8, 16, 32), "output columns of a block"),
+        Parameter("tiles", (2, 4, 8), "products of a warp: 16 pixels each"),
+    )
+    compile_seconds = (0.4, 0.2)
+
+    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
+        tile = Tile.from_config(config)
         yield require(
             tile.channels % tile.inner == 0, f"{tile.channels} channels of a block are no whole groups of {tile.inner}"
         )
@@ -76,90 +90,60 @@ def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilo
         yield require_registers(arch, tile.threads, tile.registers, _MAX_REGISTERS)
         yield require_shared(arch, tile.shared_bytes)
 
-    return first_unmet(rules())
-
-
-def _candidate_values(
-    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Conv2d | None
-) -> tuple[Value, ...]:
-    if parameter.name == "channels":  # whole groups
-        inner = max(int(chosen["width"]), _VECTOR)
-        fitting = tuple(value for value in parameter.values if int(value) % inner == 0)
-        return fitting if problem is None else tuple(value for value in fitting if int(value) < 2 * max(problem.c, 32))
-    if problem is None:
-        return parameter.values
-    given = {"filter": problem.r, "stride": problem.stride[0], "width": problem.c // problem.groups}
-    if parameter.name in given:
-        return tuple(value for value in parameter.values if value == given[parameter.name])
-    if parameter.name == "rows":  # no tile is more than half empty, if a smaller one exists
-        return tuple(value for value in parameter.values if int(value) < 2 * max(problem.p, 4))
-    if parameter.name == "columns":
-        return tuple(value for value in parameter.values if int(value) < 2 * max(problem.q, 8))
-    return parameter.values
-
-
-def _why_unsupported(problem: Conv2d) -> str | None:
-    def rules() -> Rules:
+    def unsupported(self, problem: Conv2d) -> Rules:
         width = problem.c // problem.groups
         yield require(problem.c == problem.k and problem.groups > 1, "c and k must be equal, with several groups")
         yield require(width in _WIDTHS, f"a group must have {_WIDTHS} channels; it has {width}")
         yield require(problem.c % _VECTOR == 0, f"the channels must be a multiple of {_VECTOR}")
         yield require_square_window(problem, _FILTERS, _STRIDES)
 
-    return first_unmet(rules())
+    def candidate_values(
+        self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Conv2d | None
+    ) -> tuple[Value, ...]:
+        if parameter.name == "channels":  # whole groups
+            inner = max(int(chosen["width"]), _VECTOR)
+            fitting = tuple(value for value in parameter.values if int(value) % inner == 0)
+            return tuple(value for value in fitting if problem is None or int(value) < 2 * max(problem.c, 32))
+        if problem is None:
+            return parameter.values
+        given = {"filter": problem.r, "stride": problem.stride[0], "width": problem.c // problem.groups}
+        if parameter.name in given:
+            return tuple(value for value in parameter.values if value == given[parameter.name])
+        if parameter.name == "rows":  # no tile is more than half empty, if a smaller one exists
+            return tuple(value for value in parameter.values if int(value) < 2 * max(problem.p, 4))
+        if parameter.name == "columns":
+            return tuple(value for value in parameter.values if int(value) < 2 * max(problem.q, 8))
+        return parameter.values
 
-
-def _why_unfit(problem: Conv2d, config: Config, arch: Architecture) -> str | None:
-    tile = Tile.from_config(config)
-
-    def rules() -> Rules:
+    def unfit(self, problem: Conv2d, config: Config, arch: Architecture) -> Rules:
+        tile = Tile.from_config(config)
         width = problem.c // problem.groups
         yield require(width == tile.width, f"this kernel is compiled for groups of {tile.width}, not {width}")
         yield require_window(problem, _FILTERS, _STRIDES, (tile.filter, tile.stride))
 
-    return first_unmet(rules())
+    def cost(self, problem: Conv2d, config: Config, arch: Architecture) -> float:
+        """Estimate cycles: rounds of blocks, each bound by products, shared memory or loads, plus waits.
+
+        The constants are estimates, not fitted.
+        """
+        tile = Tile.from_config(config)
+        tiles = problem.n * ceil(problem.p / tile.rows) * ceil(problem.q / tile.columns)
+        blocks = tiles * ceil(problem.c / tile.channels)
+        by_shared = arch.sm_shared // (tile.shared_bytes + arch.reserved_shared)
+        by_registers = arch.sm_registers // (tile.registers * tile.threads)
+        resident = max(1, min(by_shared, by_registers, arch.sm_threads // tile.threads))
+        sharing = min(resident, ceil(blocks / arch.processors))
+        count = tile.threads // 32 * tile.tiles * tile.products
+        products = count * 16 * 16 * 8 / (arch.mma_rate or 512)
+        read = count * 512 * tile.stride / _WAVEFRONT_BYTES + tile.shared_bytes / _WAVEFRONT_BYTES
+        moved = (tile.shared_bytes + 2 * tile.rows * tile.columns * tile.channels) / _L2_BYTES
+        return ceil(blocks / (arch.processors * resident)) * (sharing * max(products, read, moved) + _LATENCY)
+
+    def context(self, config: Config, arch: Architecture, dtype: str) -> Mapping[str, object]:
+        return {**config, "threads": Tile.from_config(config).threads}
+
+    def weight_layouts(self, config: Config) -> Mapping[str, str]:
+        return {"weight": "krsc"}
 
 
-def _cost(problem: Conv2d, config: Config, arch: Architecture) -> float:
-    """Estimate cycles: rounds of blocks, each bound by products, shared memory or loads, plus waits.
-
-    The constants are estimates, not fitted.
-    """
-    tile = Tile.from_config(config)
-    tiles = problem.n * ceil(problem.p / tile.rows) * ceil(problem.q / tile.columns)
-    blocks = tiles * ceil(problem.c / tile.channels)
-    by_shared = arch.sm_shared // (tile.shared_bytes + arch.reserved_shared)
-    by_registers = arch.sm_registers // (tile.registers * tile.threads)
-    resident = max(1, min(by_shared, by_registers, arch.sm_threads // tile.threads))
-    sharing = min(resident, ceil(blocks / arch.processors))
-    count = tile.threads // 32 * tile.tiles * tile.products
-    products = count * 16 * 16 * 8 / (arch.mma_rate or 512)
-    read = count * 512 * tile.stride / _WAVEFRONT_BYTES + tile.shared_bytes / _WAVEFRONT_BYTES
-    moved = (tile.shared_bytes + 2 * tile.rows * tile.columns * tile.channels) / _L2_BYTES
-    return ceil(blocks / (arch.processors * resident)) * (sharing * max(products, read, moved) + _LATENCY)
-
-
-FAMILY = Family[Conv2d](
-    name="cuda_grouped_conv2d",
-    operator=Conv2d,
-    kind=DEVICE_IMAGE,
-    template="cuda/grouped_conv2d.cu.j2",
-    architectures=cuda_architectures(since=80),
-    dtypes=("f16", "bf16"),
-    parameters=(
-        Parameter("filter", _FILTERS, "side of the filter"),
-        Parameter("stride", _STRIDES, "stride of both axes"),
-        Parameter("width", _WIDTHS, "channels of a group"),
-        Parameter("channels", (16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128), "channels of a block"),
-        Parameter("rows", (4, 7, 8, 14, 16), "output rows of a block"),
-        Parameter("columns", (8, 16, 32), "output columns of a block"),
-        Parameter("tiles", (2, 4, 8), "products of a warp: 16 pixels each"),
-    ),
-    why_illegal=_why_illegal,
-    candidate_values=_candidate_values,
-    why_unsupported=_why_unsupported,
-    why_unfit=_why_unfit,
-    cost=_cost,
-    context=lambda config, arch, dtype: {**config, "threads": Tile.from_config(config).threads},
-    weight_layouts=lambda _: {"weight": "krsc"},
-)
+FAMILIES = (CudaGroupedConv2d(),)

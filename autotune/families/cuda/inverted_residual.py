@@ -1,18 +1,17 @@
-"""The three convolutions of an inverted residual block in one kernel, by mma.sync; fp16 and bf16, NHWC.
-
-See templates/cuda/inverted_residual.cuh.
-"""
+"""Inverted residual blocks by mma.sync; fp16 and bf16, NHWC: templates/cuda/inverted_residual.cuh."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
 
-from autotune.core import Architecture, ceil_div, cuda_architectures, round_up
-from autotune.families.base import DEVICE_IMAGE, Config, ConfigNumbers, Family, Parameter, Value
-from autotune.families.rules import Rules, first_unmet, require
+from autotune.core import Architecture, ceil_div, round_up
+from autotune.families.base import Config, ConfigNumbers, Parameter, Value
+from autotune.families.cuda.common import TensorCoreFamily
+from autotune.families.cuda.rules import require_shared
+from autotune.families.rules import Rules, require
 from autotune.ir import DTYPES, Epilogue, InvertedResidual
 
 _FILTERS, _STRIDES = (3, 5, 7), (1, 2)
@@ -79,7 +78,7 @@ class Depthwise:
 
 @dataclass(frozen=True)
 class Tile(ConfigNumbers):
-    """A config's numbers; FAMILY.parameters say what they mean."""
+    """A config's numbers; the family's parameters say what they mean."""
 
     filter: int
     stride: int
@@ -198,64 +197,9 @@ def _depthwise(tile: Tile) -> Depthwise | None:
     return min(fit, key=lambda work: (tile.depthwise_cycles(work), work.registers), default=None)
 
 
-def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    tile = Tile.from_config(config)
-
-    def rules() -> Rules:
-        yield require(epilogue.anchors == InvertedResidual.anchors, "the epilogue must have the step conv twice")
-        yield require(
-            not epilogue.accesses_tensors_early, "steps before the last convolution must not read or write tensors"
-        )
-        yield require(tile.parts == 1 or (arch.capability or 0) >= 90, "clusters of blocks need sm_90")
-        shape = tile.tile_h, tile.tile_w
-        yield require(tile.tile_w in _WIDTHS[tile.tile_h], f"of {tile.tile_h} rows it has tiles of other widths")
-        yield require(tile.strip in _STRIPS[tile.tile_h], f"of {tile.tile_h} rows it has strips of other heights")
-        yield require(tile.images == 1 or shape in _WHOLE_IMAGES, "only small tiles can be those of several images")
-        taken = tile.registers()
-        yield require(
-            tile.depthwise is not None and taken <= _MAX_REGISTERS,
-            f"sums and operands of a thread must fit {_MAX_REGISTERS} registers; they take {taken} or more",
-        )
-        least = tile.shared_bytes(tile.input_rows(1, 1), _VECTOR, dtype)
-        yield require(
-            least <= arch.block_shared,
-            f"a block must fit {arch.block_shared} bytes of shared memory; it takes {least} or more",
-        )
-
-    return first_unmet(rules())
-
-
 def _columns(problem: InvertedResidual) -> int:
     """Return the output channels of the kernels for a problem."""
     return next(columns for columns in _COLUMNS if problem.k <= columns)
-
-
-def _candidate_values(
-    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: InvertedResidual | None
-) -> Sequence[Value]:
-    if parameter.name == "parts" and (arch.capability or 0) < 90:
-        return parameter.values[:1]
-    if parameter.name in ("tile_w", "strip"):
-        return (_WIDTHS if parameter.name == "tile_w" else _STRIPS)[int(chosen["tile_h"])]
-    if parameter.name == "images" and (chosen["tile_h"], chosen["tile_w"]) not in _WHOLE_IMAGES:
-        return parameter.values[:1]
-    needed = {"filter": problem.r, "stride": problem.stride[0], "columns": _columns(problem)} if problem else {}
-    return [value for value in parameter.values if value == needed.get(parameter.name, value)]
-
-
-def _why_unsupported(problem: InvertedResidual) -> str | None:
-    def rules() -> Rules:
-        sizes = problem.c, problem.hidden, problem.k
-        yield require(all(size % _VECTOR == 0 for size in sizes), f"c, hidden and k must be multiples of {_VECTOR}")
-        yield require(problem.k <= _COLUMNS[-1], f"k must be at most {_COLUMNS[-1]}: its sums are in registers")
-        yield require(
-            problem.r == problem.s in _FILTERS, f"the filter must be square, of side {', '.join(map(str, _FILTERS))}"
-        )
-        yield require(
-            problem.stride[0] == problem.stride[1] in _STRIDES, "the stride must be 1 or 2, the same along both axes"
-        )
-
-    return first_unmet(rules())
 
 
 def _most_inside(tile: int, halo: int, stride: int, outputs: int, size: int, pad: int) -> int:
@@ -271,69 +215,9 @@ def _rows(problem: InvertedResidual, tile: Tile) -> int:
     return tile.input_rows(height, _most_inside(tile.tile_w, wide, tile.stride, problem.q, problem.w, left))
 
 
-def _why_unfit(problem: InvertedResidual, config: Config, arch: Architecture) -> str | None:
-    tile = Tile.from_config(config)
-
-    def rules() -> Rules:
-        compiled, needed = (tile.filter, tile.stride, tile.columns), (problem.r, problem.stride[0], _columns(problem))
-        yield require(compiled == needed, f"it is compiled for (filter, stride, columns) {compiled}; needed: {needed}")
-        too_tall = tile.tile_h >= 2 * problem.p and tile.tile_h > min(_WIDTHS)
-        too_wide = tile.tile_w >= 2 * problem.q and tile.tile_w > min(_WIDTHS[tile.tile_h])
-        yield require(not too_tall and not too_wide, "a smaller tile wastes less of the block")
-        yield require(
-            tile.images == 1 or (tile.tile_h >= problem.p and tile.tile_w >= problem.q and tile.images <= problem.n),
-            "a block takes several images only if they are there and a tile holds a whole one",
-        )
-        chunks = ceil_div(problem.hidden, tile.chunk)
-        yield require(tile.parts <= chunks, "each block of a cluster needs a chunk of the wide channels")
-        yield require(
-            tile.parts == 1 or tile.parts * _tiles(problem, tile) <= 8 * arch.processors,
-            "without clusters there are blocks enough",
-        )
-        taken = tile.shared_bytes(_rows(problem, tile), problem.c, problem.dtype)
-        yield require(
-            taken <= arch.block_shared,
-            f"a block must fit {arch.block_shared} bytes of shared memory; it takes {taken}",
-        )
-
-    return first_unmet(rules())
-
-
 def _tiles(problem: InvertedResidual, tile: Tile) -> int:
     images = ceil_div(problem.n, tile.images)
     return images * ceil_div(problem.p, tile.tile_h) * ceil_div(problem.q, tile.tile_w)
-
-
-def _cost(problem: InvertedResidual, config: Config, arch: Architecture) -> float:
-    """Estimate cycles: the work of the blocks that are resident together, or the latency of one of them.
-
-    It is an estimate from instruction rates and bandwidths, which was not fitted to measurements.
-    """
-    tile = Tile.from_config(config)
-    rows, depth = _rows(problem, tile), round_up(problem.c, 16)
-    shared = tile.shared_bytes(rows, problem.c, problem.dtype) + arch.reserved_shared
-    registers = round_up(min(tile.registers() + 60, 255, arch.sm_registers // (tile.threads * tile.blocks(arch))), 8)
-    resident = max(
-        1,
-        min(arch.sm_shared // shared, arch.sm_threads // tile.threads, arch.sm_registers // (registers * tile.threads)),
-    )
-    blocks, processors = _tiles(problem, tile) * tile.parts, arch.processors_for(tile.parts)
-    chunks = ceil_div(ceil_div(problem.hidden, tile.chunk), tile.parts)
-    work = chunks * _chunk_cycles(tile, rows, depth, arch)
-    work += 16 * tile.row_tiles * tile.columns * (8 * tile.parts + 16) / _LANES / tile.parts  # the last steps
-    size = DTYPES[problem.dtype].itemsize
-    weights = chunks * tile.chunk * (depth + tile.filter**2 + tile.columns) * size / _L2_BYTES_A_CYCLE
-    memory = rows * problem.c * size / _L2_BYTES_A_CYCLE + problem.bytes / blocks / _MEMORY_BYTES_A_CYCLE
-    work = max(work, weights + memory)
-    fixed = _START + (_CLUSTER if tile.parts > 1 else 0) + chunks * _CHUNK_WAIT + memory
-
-    def together(count: int) -> float:
-        """Return the cycles of some blocks that are resident together."""
-        stalls = _STALLS / tile.warps
-        return max(fixed + work * (1 + stalls), work * (count + stalls))
-
-    full, rest = divmod(blocks, processors * resident)
-    return full * together(resident) + (together(ceil_div(rest, processors)) if rest else 0)
 
 
 def _chunk_cycles(tile: Tile, rows: int, depth: int, arch: Architecture) -> float:
@@ -354,32 +238,13 @@ def _product_cycles(warps: int, rows: int, columns: int, steps: int, arch: Archi
     return warps * steps * max(mma, (rows + columns) * _MATRIX_LOAD)
 
 
-def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
-    tile = Tile.from_config(config)
-    together, expand_warps = tile.expand
-    work = tile.depthwise
-    assert work is not None
-    derived = {"together": together, "expand_warps": expand_warps, "project_warps": tile.project_warps}
-    derived["blocks"] = tile.blocks(arch)
-    return {**config, **derived, "neighbours": work.neighbours, "depth": work.depth}
+class CudaInvertedResidual(TensorCoreFamily[InvertedResidual]):
+    """The three convolutions of an inverted residual block in one kernel."""
 
-
-def _label(config: Config) -> str:
-    tile = Tile.from_config(config)
-    images = f"{tile.images}x" if tile.images > 1 else ""
-    parts = f" / {tile.parts}" if tile.parts > 1 else ""
-    tiles = f"{images}{tile.tile_h}x{tile.tile_w} chunk {tile.chunk}>{tile.columns}"
-    return f"{tiles} strip {tile.strip} threads {tile.threads}{parts}"
-
-
-FAMILY = Family[InvertedResidual](
-    name="cuda_inverted_residual",
-    operator=InvertedResidual,
-    kind=DEVICE_IMAGE,
-    template="cuda/inverted_residual.cu.j2",
-    architectures=cuda_architectures(since=80),
-    dtypes=("f16", "bf16"),
-    parameters=(
+    name = "cuda_inverted_residual"
+    operator = InvertedResidual
+    template = "cuda/inverted_residual.cu.j2"
+    parameters = (
         Parameter("filter", _FILTERS, "side of the depthwise filter"),
         Parameter("stride", _STRIDES, "stride of the depthwise convolution"),
         Parameter("tile_h", tuple(_WIDTHS), "output rows a block"),
@@ -390,14 +255,120 @@ FAMILY = Family[InvertedResidual](
         Parameter("strip", (1, 2, 4), "output rows of the depthwise convolution that a thread computes together"),
         Parameter("threads", (128, 256), "threads a block"),
         Parameter("parts", (1, 2, 4, 8), "blocks of a cluster, which share the wide channels of a tile"),
-    ),
-    why_illegal=_why_illegal,
-    candidate_values=_candidate_values,
-    why_unsupported=_why_unsupported,
-    why_unfit=_why_unfit,
-    cost=_cost,
-    context=_context,
-    weight_layouts=lambda _: {"weight2": "rsck"},
-    compile_seconds=(0.9, 1.6),
-    label=_label,
-)
+    )
+    compile_seconds = (0.9, 1.6)
+
+    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
+        tile = Tile.from_config(config)
+        yield require(epilogue.anchors == InvertedResidual.anchors, "the epilogue must have the step conv twice")
+        yield require(
+            not epilogue.accesses_tensors_early, "steps before the last convolution must not read or write tensors"
+        )
+        yield require(tile.parts == 1 or (arch.capability or 0) >= 90, "clusters of blocks need sm_90")
+        shape = tile.tile_h, tile.tile_w
+        yield require(tile.tile_w in _WIDTHS[tile.tile_h], f"of {tile.tile_h} rows it has tiles of other widths")
+        yield require(tile.strip in _STRIPS[tile.tile_h], f"of {tile.tile_h} rows it has strips of other heights")
+        yield require(tile.images == 1 or shape in _WHOLE_IMAGES, "only small tiles can be those of several images")
+        taken = tile.registers()
+        yield require(
+            tile.depthwise is not None and taken <= _MAX_REGISTERS,
+            f"sums and operands of a thread must fit {_MAX_REGISTERS} registers; they take {taken} or more",
+        )
+        least = tile.shared_bytes(tile.input_rows(1, 1), _VECTOR, dtype)
+        yield require(
+            least <= arch.block_shared,
+            f"a block must fit {arch.block_shared} bytes of shared memory; it takes {least} or more",
+        )
+
+    def unsupported(self, problem: InvertedResidual) -> Rules:
+        sizes = problem.c, problem.hidden, problem.k
+        yield require(all(size % _VECTOR == 0 for size in sizes), f"c, hidden and k must be multiples of {_VECTOR}")
+        yield require(problem.k <= _COLUMNS[-1], f"k must be at most {_COLUMNS[-1]}: its sums are in registers")
+        yield require(
+            problem.r == problem.s in _FILTERS, f"the filter must be square, of side {', '.join(map(str, _FILTERS))}"
+        )
+        yield require(
+            problem.stride[0] == problem.stride[1] in _STRIDES, "the stride must be 1 or 2, the same along both axes"
+        )
+
+    def candidate_values(
+        self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: InvertedResidual | None
+    ) -> Sequence[Value]:
+        if parameter.name == "parts" and (arch.capability or 0) < 90:
+            return parameter.values[:1]
+        if parameter.name in ("tile_w", "strip"):
+            return (_WIDTHS if parameter.name == "tile_w" else _STRIPS)[int(chosen["tile_h"])]
+        if parameter.name == "images" and (chosen["tile_h"], chosen["tile_w"]) not in _WHOLE_IMAGES:
+            return parameter.values[:1]
+        needed = {"filter": problem.r, "stride": problem.stride[0], "columns": _columns(problem)} if problem else {}
+        return [value for value in parameter.values if value == needed.get(parameter.name, value)]
+
+    def unfit(self, problem: InvertedResidual, config: Config, arch: Architecture) -> Rules:
+        tile = Tile.from_config(config)
+        compiled, needed = (tile.filter, tile.stride, tile.columns), (problem.r, problem.stride[0], _columns(problem))
+        yield require(compiled == needed, f"it is compiled for (filter, stride, columns) {compiled}; needed: {needed}")
+        too_tall = tile.tile_h >= 2 * problem.p and tile.tile_h > min(_WIDTHS)
+        too_wide = tile.tile_w >= 2 * problem.q and tile.tile_w > min(_WIDTHS[tile.tile_h])
+        yield require(not too_tall and not too_wide, "a smaller tile wastes less of the block")
+        yield require(
+            tile.images == 1 or (tile.tile_h >= problem.p and tile.tile_w >= problem.q and tile.images <= problem.n),
+            "a block takes several images only if they are there and a tile holds a whole one",
+        )
+        chunks = ceil_div(problem.hidden, tile.chunk)
+        yield require(tile.parts <= chunks, "each block of a cluster needs a chunk of the wide channels")
+        yield require(
+            tile.parts == 1 or tile.parts * _tiles(problem, tile) <= 8 * arch.processors,
+            "without clusters there are blocks enough",
+        )
+        yield require_shared(arch, tile.shared_bytes(_rows(problem, tile), problem.c, problem.dtype))
+
+    def cost(self, problem: InvertedResidual, config: Config, arch: Architecture) -> float:
+        """Estimate cycles: the work of the blocks that are resident together, or the latency of one of them.
+
+        It is an estimate from instruction rates and bandwidths, which was not fitted to measurements.
+        """
+        tile = Tile.from_config(config)
+        rows, depth = _rows(problem, tile), round_up(problem.c, 16)
+        shared = tile.shared_bytes(rows, problem.c, problem.dtype) + arch.reserved_shared
+        most = arch.sm_registers // (tile.threads * tile.blocks(arch))
+        by_registers = arch.sm_registers // (round_up(min(tile.registers() + 60, 255, most), 8) * tile.threads)
+        resident = max(1, min(arch.sm_shared // shared, arch.sm_threads // tile.threads, by_registers))
+        blocks, processors = _tiles(problem, tile) * tile.parts, arch.processors_for(tile.parts)
+        chunks = ceil_div(ceil_div(problem.hidden, tile.chunk), tile.parts)
+        work = chunks * _chunk_cycles(tile, rows, depth, arch)
+        work += 16 * tile.row_tiles * tile.columns * (8 * tile.parts + 16) / _LANES / tile.parts  # the last steps
+        size = DTYPES[problem.dtype].itemsize
+        weights = chunks * tile.chunk * (depth + tile.filter**2 + tile.columns) * size / _L2_BYTES_A_CYCLE
+        memory = rows * problem.c * size / _L2_BYTES_A_CYCLE + problem.bytes / blocks / _MEMORY_BYTES_A_CYCLE
+        work = max(work, weights + memory)
+        fixed = _START + (_CLUSTER if tile.parts > 1 else 0) + chunks * _CHUNK_WAIT + memory
+
+        def together(count: int) -> float:
+            """Return the cycles of some blocks that are resident together."""
+            stalls = _STALLS / tile.warps
+            return max(fixed + work * (1 + stalls), work * (count + stalls))
+
+        full, rest = divmod(blocks, processors * resident)
+        return full * together(resident) + (together(ceil_div(rest, processors)) if rest else 0)
+
+    def label(self, config: Config) -> str:
+        tile = Tile.from_config(config)
+        images = f"{tile.images}x" if tile.images > 1 else ""
+        parts = f" / {tile.parts}" if tile.parts > 1 else ""
+        tiles = f"{images}{tile.tile_h}x{tile.tile_w} chunk {tile.chunk}>{tile.columns}"
+        return f"{tiles} strip {tile.strip} threads {tile.threads}{parts}"
+
+    def context(self, config: Config, arch: Architecture, dtype: str) -> Mapping[str, object]:
+        tile = Tile.from_config(config)
+        together, expand_warps = tile.expand
+        work = tile.depthwise
+        assert work is not None
+        derived = {"together": together, "expand_warps": expand_warps, "project_warps": tile.project_warps}
+        derived["blocks"] = tile.blocks(arch)
+        return {**config, **derived, "neighbours": work.neighbours, "depth": work.depth}
+
+    def weight_layouts(self, config: Config) -> Mapping[str, str]:
+        return {"weight2": "rsck"}
+
+
+FAMILIES = (CudaInvertedResidual(),)

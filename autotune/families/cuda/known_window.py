@@ -1,15 +1,20 @@
-"""Windows of pools and depthwise filters that kernels are compiled for: square ones of some sides and strides.
+"""Families of pools and depthwise convolutions whose kernels are compiled for square windows of some sides and strides.
 
 A kernel with filter=0 and stride=0 takes any other window at run time.
 """
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from autotune.core import Architecture
 from autotune.families.base import Config, Parameter
-from autotune.families.cuda.rules import require_access, require_whole_vectors, require_window
+from autotune.families.cuda.common import CudaFamily
+from autotune.families.cuda.rules import require_whole_vectors, require_window
 from autotune.families.rules import Rules, require
-from autotune.ir import Conv2d, Pool2d
+from autotune.ir import Conv2d, Epilogue, Pool2d
+
+P = TypeVar("P", bound=Conv2d | Pool2d)
 
 POOL_FILTERS = (2, 3)
 """Sides of the windows of pools that kernels are compiled for."""
@@ -32,13 +37,6 @@ def require_both(config: Config) -> str | None:
     )
 
 
-def column_rules(config: Config, dtype: str) -> Rules:
-    """Yield the rules of a kernel whose threads take `columns` neighbouring windows of a row."""
-    yield require_both(config)
-    yield require(config["filter"] != 0 or config["columns"] == 1, "columns must be 1 if filter is 0")
-    yield require_access(int(config["vector"]), dtype)
-
-
 def why_unfit(
     problem: Conv2d | Pool2d, config: Config, arch: Architecture, filters: tuple[int, ...] = POOL_FILTERS
 ) -> str | None:
@@ -46,3 +44,19 @@ def why_unfit(
     return require_whole_vectors(problem.c, int(config["vector"])) or require_window(
         problem, filters, STRIDES, (int(config["filter"]), int(config["stride"]))
     )
+
+
+class WindowFamily(CudaFamily[P]):
+    """Kernels of which each is compiled for one window, or for any.
+
+    Attributes:
+        filters: Sides of the windows that kernels are compiled for.
+    """
+
+    filters: tuple[int, ...] = POOL_FILTERS
+
+    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
+        yield require_both(config)
+
+    def unfit(self, problem: P, config: Config, arch: Architecture) -> Rules:
+        yield why_unfit(problem, config, arch, self.filters)

@@ -1,17 +1,16 @@
-"""Depthwise convolution on tensor cores by mma.sync; fp16 and bf16, channels last.
-
-See templates/cuda/mma_depthwise_conv2d.cuh.
-"""
+"""Depthwise convolution by mma.sync; fp16 and bf16, channels last: templates/cuda/mma_depthwise_conv2d.cuh."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from autotune.core import Architecture, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, ConfigNumbers, Family, Parameter, Value
+from autotune.core import Architecture
+from autotune.families.base import Config, ConfigNumbers, Parameter, Value
+from autotune.families.cuda.common import TensorCoreFamily
 from autotune.families.cuda.rules import require_registers, require_shared, require_square_window, require_window
-from autotune.families.rules import Rules, first_unmet, require
+from autotune.families.rules import Rules, require
 from autotune.ir import Conv2d, Epilogue
 
 _FILTERS, _STRIDES = (3, 5, 7), (1, 2)
@@ -67,87 +66,76 @@ class Tile(ConfigNumbers):
         return self.input_bytes + self.channels * self.filter * self.stride * _BAND_BYTES
 
 
-def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    tile = Tile.from_config(config)
+class CudaMmaDepthwiseConv2d(TensorCoreFamily[Conv2d]):
+    """Depthwise convolution on tensor cores."""
 
-    def rules() -> Rules:
-        yield require(64 <= tile.threads <= 512, f"a block must have 64 to 512 threads; it has {tile.threads}")
-        yield require_registers(arch, tile.threads, tile.registers, _MAX_REGISTERS)
-        yield require_shared(arch, tile.shared_bytes)
-
-    return first_unmet(rules())
-
-
-def _candidate_values(
-    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Conv2d | None
-) -> tuple[Value, ...]:
-    if problem is None:
-        return parameter.values
-    if parameter.name == "rows":  # no tile is more than half empty, if a smaller one exists
-        return tuple(value for value in parameter.values if int(value) < 2 * max(problem.p, 8))
-    if parameter.name == "tiles":
-        return tuple(value for value in parameter.values if 8 * int(value) < 2 * max(problem.q, 8))
-    if parameter.name == "channels":
-        return tuple(value for value in parameter.values if int(value) < 2 * max(problem.c, 16))
-    return parameter.values
-
-
-def _why_unsupported(problem: Conv2d) -> str | None:
-    def rules() -> Rules:
-        yield require(problem.c == problem.k == problem.groups > 1, "groups must equal c and k: one channel a group")
-        yield require(problem.c % _VECTOR == 0, f"the channels must be a multiple of {_VECTOR}")
-        yield require_square_window(problem, _FILTERS, _STRIDES)
-
-    return first_unmet(rules())
-
-
-def _why_unfit(problem: Conv2d, config: Config, arch: Architecture) -> str | None:
-    tile = Tile.from_config(config)
-    return require_window(problem, _FILTERS, _STRIDES, (tile.filter, tile.stride))
-
-
-def _cost(problem: Conv2d, config: Config, arch: Architecture) -> float:
-    """Estimate cycles: rounds of blocks, each bound by products, shared memory or loads, plus waits.
-
-    The constants are estimates, not fitted.
-    """
-    tile = Tile.from_config(config)
-    tiles = ceil(problem.n / tile.images) * ceil(problem.p / tile.rows) * ceil(problem.q / tile.columns)
-    blocks = ceil(tiles / tile.walk) * ceil(problem.c / tile.channels)
-    by_shared = arch.sm_shared // (tile.shared_bytes + arch.reserved_shared)
-    by_registers = arch.sm_registers // (tile.registers * tile.threads)
-    resident = max(1, min(by_shared, by_registers, arch.sm_threads // tile.threads))
-    sharing = min(resident, ceil(blocks / arch.processors))
-    warps, bands = tile.threads // 32, tile.filter * tile.stride
-    products = warps * _VECTOR * bands * tile.tiles * 16 * 16 * 8 / (arch.mma_rate or 512)
-    read = warps * _VECTOR * bands * (256 * (tile.tiles + 1) + 256) / _WAVEFRONT_BYTES
-    filled = 2 * tile.input_bytes / _WAVEFRONT_BYTES
-    loaded = tile.input_bytes * (1 + 16 / tile.channels) / _L2_BYTES  # short pieces of lines are read one by one
-    step = sharing * max(products, read + filled, loaded) + _LATENCY
-    start = _START_CYCLES + sharing * tile.channels * bands * tile.filter / 8
-    return ceil(blocks / (arch.processors * resident)) * (start + tile.walk * step)
-
-
-FAMILY = Family[Conv2d](
-    name="cuda_mma_depthwise_conv2d",
-    operator=Conv2d,
-    kind=DEVICE_IMAGE,
-    template="cuda/mma_depthwise_conv2d.cu.j2",
-    architectures=cuda_architectures(since=80),
-    dtypes=("f16", "bf16"),
-    parameters=(
+    name = "cuda_mma_depthwise_conv2d"
+    operator = Conv2d
+    template = "cuda/mma_depthwise_conv2d.cu.j2"
+    parameters = (
         Parameter("filter", _FILTERS, "side of the filter"),
         Parameter("stride", _STRIDES, "stride of both axes"),
         Parameter("rows", (8, 16, 32), "output rows of an image; 8: of two images"),
         Parameter("tiles", (1, 2, 4), "products side by side: 8 output columns each"),
         Parameter("channels", (16, 32, 64), "channels of a block"),
         Parameter("walk", (1, 2, 4, 8), "tiles that a block computes in turn"),
-    ),
-    why_illegal=_why_illegal,
-    candidate_values=_candidate_values,
-    why_unsupported=_why_unsupported,
-    why_unfit=_why_unfit,
-    cost=_cost,
-    context=lambda config, arch, dtype: {**config, "threads": Tile.from_config(config).threads},
-    weight_layouts=lambda _: {"weight": "rsck"},
-)
+    )
+    compile_seconds = (0.4, 0.2)
+
+    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
+        tile = Tile.from_config(config)
+        yield require(64 <= tile.threads <= 512, f"a block must have 64 to 512 threads; it has {tile.threads}")
+        yield require_registers(arch, tile.threads, tile.registers, _MAX_REGISTERS)
+        yield require_shared(arch, tile.shared_bytes)
+
+    def unsupported(self, problem: Conv2d) -> Rules:
+        yield require(problem.c == problem.k == problem.groups > 1, "groups must equal c and k: one channel a group")
+        yield require(problem.c % _VECTOR == 0, f"the channels must be a multiple of {_VECTOR}")
+        yield require_square_window(problem, _FILTERS, _STRIDES)
+
+    def candidate_values(
+        self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Conv2d | None
+    ) -> tuple[Value, ...]:
+        if problem is None:
+            return parameter.values
+        if parameter.name == "rows":  # no tile is more than half empty, if a smaller one exists
+            return tuple(value for value in parameter.values if int(value) < 2 * max(problem.p, 8))
+        if parameter.name == "tiles":
+            return tuple(value for value in parameter.values if 8 * int(value) < 2 * max(problem.q, 8))
+        if parameter.name == "channels":
+            return tuple(value for value in parameter.values if int(value) < 2 * max(problem.c, 16))
+        return parameter.values
+
+    def unfit(self, problem: Conv2d, config: Config, arch: Architecture) -> Rules:
+        tile = Tile.from_config(config)
+        yield require_window(problem, _FILTERS, _STRIDES, (tile.filter, tile.stride))
+
+    def cost(self, problem: Conv2d, config: Config, arch: Architecture) -> float:
+        """Estimate cycles: rounds of blocks, each bound by products, shared memory or loads, plus waits.
+
+        The constants are estimates, not fitted.
+        """
+        tile = Tile.from_config(config)
+        tiles = ceil(problem.n / tile.images) * ceil(problem.p / tile.rows) * ceil(problem.q / tile.columns)
+        blocks = ceil(tiles / tile.walk) * ceil(problem.c / tile.channels)
+        by_shared = arch.sm_shared // (tile.shared_bytes + arch.reserved_shared)
+        by_registers = arch.sm_registers // (tile.registers * tile.threads)
+        resident = max(1, min(by_shared, by_registers, arch.sm_threads // tile.threads))
+        sharing = min(resident, ceil(blocks / arch.processors))
+        warps, bands = tile.threads // 32, tile.filter * tile.stride
+        products = warps * _VECTOR * bands * tile.tiles * 16 * 16 * 8 / (arch.mma_rate or 512)
+        read = warps * _VECTOR * bands * (256 * (tile.tiles + 1) + 256) / _WAVEFRONT_BYTES
+        filled = 2 * tile.input_bytes / _WAVEFRONT_BYTES
+        loaded = tile.input_bytes * (1 + 16 / tile.channels) / _L2_BYTES  # short pieces of lines are read one by one
+        step = sharing * max(products, read + filled, loaded) + _LATENCY
+        start = _START_CYCLES + sharing * tile.channels * bands * tile.filter / 8
+        return ceil(blocks / (arch.processors * resident)) * (start + tile.walk * step)
+
+    def context(self, config: Config, arch: Architecture, dtype: str) -> Mapping[str, object]:
+        return {**config, "threads": Tile.from_config(config).threads}
+
+    def weight_layouts(self, config: Config) -> Mapping[str, str]:
+        return {"weight": "rsck"}
+
+
+FAMILIES = (CudaMmaDepthwiseConv2d(),)

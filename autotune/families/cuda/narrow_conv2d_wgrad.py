@@ -1,19 +1,16 @@
-"""Weight gradient of a convolution of up to four channels, channels last, on tensor cores.
-
-The GEMM is M = k, N = elements of the filter, K = n*p*q. The instruction is mma.sync, or wgmma on Hopper. See
-templates/cuda/narrow_conv2d_wgrad.cuh.
-"""
+"""Weight gradients of few channels on tensor cores, channels last: templates/cuda/narrow_conv2d_wgrad.cuh."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autotune.core import Architecture, ceil_div, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
+from autotune.core import Architecture, ceil_div
+from autotune.families.base import Config, Launch, Parameter, Value
 from autotune.families.cuda import few_channels
+from autotune.families.cuda.common import TensorCoreFamily
 from autotune.families.cuda.rules import require_registers, resident_rules
-from autotune.families.rules import Rules, first_unmet, require
+from autotune.families.rules import Rules, require
 from autotune.ir import Conv2dWgrad, Epilogue
 
 _STRIDES = (1, 2)
@@ -26,7 +23,7 @@ _MAX_REGISTERS = 255
 
 @dataclass(frozen=True)
 class _Shape:
-    """A config by name, and what the header derives from it; FAMILY.parameters say what the values mean."""
+    """A config by name, and what the header derives from it; the family's parameters say what the values mean."""
 
     wgmma: bool
     filter: int
@@ -100,10 +97,42 @@ class _Shape:
         return rounds * max(products, read)
 
 
-def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    x = _Shape.from_config(config)
+def _decided(problem: Conv2dWgrad) -> dict[str, int]:
+    return {"filter": problem.r, "channels": problem.c, "stride": problem.stride[0]}
 
-    def rules() -> Rules:
+
+def _columns(problem: Conv2dWgrad) -> list[int]:
+    """Return the widths of strips that leave the fewest columns empty, and those that leave a fifth more at most."""
+    covered = {columns: ceil_div(problem.q, columns) * columns for columns in _COLUMNS}
+    return [columns for columns in _COLUMNS if covered[columns] <= 1.2 * min(covered.values())]
+
+
+class CudaNarrowConv2dWgrad(TensorCoreFamily[Conv2dWgrad]):
+    """Weight gradient of a convolution of up to four channels, on tensor cores.
+
+    The GEMM is M = k, N = elements of the filter, K = n*p*q. The instruction is mma.sync, or wgmma on Hopper.
+    """
+
+    name = "cuda_narrow_conv2d_wgrad"
+    operator = Conv2dWgrad
+    template = "cuda/narrow_conv2d_wgrad.cu.j2"
+    parameters = (
+        Parameter("instruction", ("mma", "wgmma"), "tensor cores' instruction; wgmma on Hopper alone"),
+        Parameter("filter", (3, 5, 7), "side of the filter"),
+        Parameter("stride", _STRIDES, "of both axes"),
+        Parameter("channels", (1, 2, 3, 4), "input channels"),
+        Parameter("tile_k", (32, 64), "output channels of a tile"),
+        Parameter("tile_q", _COLUMNS, "columns of a strip of the output"),
+        Parameter("parts", (1, 2, 3, 4), "warps, or with wgmma warpgroups, that share the pixels of a row"),
+        Parameter("together", (1, 2), "rows of the filter of a warp; with wgmma all"),
+        Parameter("stages", (2, 3, 4), "rows of the output in shared memory"),
+        Parameter("resident", (1, 2, 3), "blocks that an SM must have registers for"),
+    )
+    launch_parameters = (Parameter("blocks", tuple(range(1, _MAX_BLOCKS + 1)), "blocks that share the rows"),)
+    compile_seconds = (1.2, 1.0)
+
+    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
+        x = _Shape.from_config(config)
         yield require(not x.wgmma or arch.wgmma_rate, f"{arch.name} has no wgmma")
         yield require(not x.wgmma or (x.tile_k, x.together) == (64, 1), "with wgmma tile_k must be 64 and together 1")
         yield require(x.is_copied or x.stages == 2, "stages must be 2 if stride times channels is odd")
@@ -115,109 +144,54 @@ def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilo
         yield require_registers(arch, x.resident * x.threads, x.registers, _MAX_REGISTERS)
         yield from resident_rules(arch, x.resident, x.shared_bytes)
 
-    return first_unmet(rules())
-
-
-def _why_unsupported(problem: Conv2dWgrad) -> str | None:
-    def rules() -> Rules:
+    def unsupported(self, problem: Conv2dWgrad) -> Rules:
         yield require(problem.groups == 1 and problem.dilation == (1, 1), "groups and dilation must be 1")
         yield from few_channels.window_rules(problem, _STRIDES)
         whole = problem.stride[0] * problem.c % 2 == 1 or problem.w * problem.c % 2 == 0
         yield require(whole, "w times c must be even if stride times c is: rows begin at whole 32-bit words")
         yield require(problem.n * problem.p * problem.q < 2**30, "dy must have fewer than 2^30 pixels")
 
-    return first_unmet(rules())
+    def candidate_values(
+        self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Conv2dWgrad | None
+    ) -> tuple[Value, ...]:
+        if problem is None:
+            return parameter.values
+        if parameter.name == "tile_q":
+            return tuple(_columns(problem))
+        return few_channels.fitting_values(parameter, problem.k, _decided(problem))
 
-
-def _decided(problem: Conv2dWgrad) -> dict[str, int]:
-    return {"filter": problem.r, "channels": problem.c, "stride": problem.stride[0]}
-
-
-def _columns(problem: Conv2dWgrad) -> list[int]:
-    """Return the widths of strips that leave the fewest columns empty, and those that leave a fifth more at most."""
-    covered = {columns: ceil_div(problem.q, columns) * columns for columns in _COLUMNS}
-    return [columns for columns in _COLUMNS if covered[columns] <= 1.2 * min(covered.values())]
-
-
-def _why_unfit(problem: Conv2dWgrad, config: Config, arch: Architecture) -> str | None:
-    def rules() -> Rules:
+    def unfit(self, problem: Conv2dWgrad, config: Config, arch: Architecture) -> Rules:
         yield from few_channels.fit_rules(problem.k, config, _decided(problem))
         yield require(
             int(config["tile_q"]) in _columns(problem),
             f"strips of {config['tile_q']} columns leave too many of them empty",
         )
 
-    return first_unmet(rules())
+    def launches(self, problem: Conv2dWgrad, config: Config, arch: Architecture) -> list[Launch]:
+        x = _Shape.from_config(config)
+        rows, tiles = problem.n * x.strips(problem) * problem.p, ceil_div(problem.k, x.tile_k)
+        fill = [ceil_div(arch.processors * x.resident, tiles), ceil_div(arch.processors * x.resident, 2 * tiles)]
+        return [{"blocks": blocks} for blocks in dict.fromkeys(max(1, min(count, rows, _MAX_BLOCKS)) for count in fill)]
+
+    def cost(self, problem: Conv2dWgrad, config: Config, arch: Architecture) -> float:
+        """Estimate cycles: the rows of an SM, bound by products or by loads, then the sums of all blocks.
+
+        The 20 bytes a cycle that an SM loads, its 1000 cycles of latency, the 300 that blocks wait at a row's barrier,
+        and the 3000 and 4 bytes a cycle of the end are estimates, not fitted.
+        """
+        x = _Shape.from_config(config)
+        rows = problem.n * x.strips(problem) * problem.p * ceil_div(problem.k, x.tile_k)
+        loads = (x.tile_q * x.tile_k * 2 + x.stride * x.slots * 2 * x.stride * x.channels) / 20
+        row = max(x.row_cycles(arch), loads, 1000 / x.resident / (x.stages - 1)) + 300 / x.resident
+        return ceil_div(rows, arch.processors) * row + 3000 + x.tile_k * x.filter**2 * x.channels * 4 * x.resident / 4
+
+    def label(self, config: Config) -> str:
+        x = _Shape.from_config(config)
+        tile = f"{config['instruction']} {x.tile_k}x{x.tile_q}"
+        return f"{tile} parts {x.parts} together {x.together} s{x.stages} r{x.resident}"
+
+    def context(self, config: Config, arch: Architecture, dtype: str) -> Mapping[str, object]:
+        return {**config, "type": dtype, "columns": 8 * _Shape.from_config(config).groups}
 
 
-def _launches(problem: Conv2dWgrad, config: Config, arch: Architecture) -> list[Launch]:
-    x = _Shape.from_config(config)
-    rows, tiles = problem.n * x.strips(problem) * problem.p, ceil_div(problem.k, x.tile_k)
-    fill = [ceil_div(arch.processors * x.resident, tiles), ceil_div(arch.processors * x.resident, 2 * tiles)]
-    return [{"blocks": blocks} for blocks in dict.fromkeys(max(1, min(count, rows, _MAX_BLOCKS)) for count in fill)]
-
-
-def _cost(problem: Conv2dWgrad, config: Config, arch: Architecture) -> float:
-    """Estimate cycles: the rows of an SM, bound by products or by loads, then the sums of all blocks.
-
-    The 20 bytes a cycle that an SM loads, its 1000 cycles of latency, the 300 that blocks wait at a row's barrier, and
-    the 3000 and 4 bytes a cycle of the end are estimates, not fitted.
-    """
-    x = _Shape.from_config(config)
-    rows = problem.n * x.strips(problem) * problem.p * ceil_div(problem.k, x.tile_k)
-    loads = (x.tile_q * x.tile_k * 2 + x.stride * x.slots * 2 * x.stride * x.channels) / 20
-    row = max(x.row_cycles(arch), loads, 1000 / x.resident / (x.stages - 1)) + 300 / x.resident
-    return ceil_div(rows, arch.processors) * row + 3000 + x.tile_k * x.filter**2 * x.channels * 4 * x.resident / 4
-
-
-def _candidate_values(
-    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Conv2dWgrad | None
-) -> tuple[Value, ...]:
-    if problem is None:
-        return parameter.values
-    if parameter.name == "tile_q":
-        return tuple(_columns(problem))
-    return few_channels.fitting_values(parameter, problem.k, _decided(problem))
-
-
-def _label(config: Config) -> str:
-    x = _Shape.from_config(config)
-    return (
-        f"{config['instruction']} {x.tile_k}x{x.tile_q} parts {x.parts} together {x.together} s{x.stages} r{x.resident}"
-    )
-
-
-def _context(config: Config, arch: Architecture, dtype: str) -> Mapping[str, object]:
-    return {**config, "type": dtype, "columns": 8 * _Shape.from_config(config).groups}
-
-
-FAMILY = Family(
-    name="cuda_narrow_conv2d_wgrad",
-    operator=Conv2dWgrad,
-    kind=DEVICE_IMAGE,
-    template="cuda/narrow_conv2d_wgrad.cu.j2",
-    architectures=cuda_architectures(since=80),
-    dtypes=("f16", "bf16"),
-    parameters=(
-        Parameter("instruction", ("mma", "wgmma"), "tensor cores' instruction; wgmma on Hopper alone"),
-        Parameter("filter", (3, 5, 7), "side of the filter"),
-        Parameter("stride", _STRIDES, "of both axes"),
-        Parameter("channels", (1, 2, 3, 4), "input channels"),
-        Parameter("tile_k", (32, 64), "output channels of a tile"),
-        Parameter("tile_q", _COLUMNS, "columns of a strip of the output"),
-        Parameter("parts", (1, 2, 3, 4), "warps, or with wgmma warpgroups, that share the pixels of a row"),
-        Parameter("together", (1, 2), "rows of the filter of a warp; with wgmma all"),
-        Parameter("stages", (2, 3, 4), "rows of the output in shared memory"),
-        Parameter("resident", (1, 2, 3), "blocks that an SM must have registers for"),
-    ),
-    launch_parameters=(Parameter("blocks", tuple(range(1, _MAX_BLOCKS + 1)), "blocks that share the rows"),),
-    why_illegal=_why_illegal,
-    candidate_values=_candidate_values,
-    why_unsupported=_why_unsupported,
-    why_unfit=_why_unfit,
-    launches=_launches,
-    cost=_cost,
-    context=_context,
-    label=_label,
-    compile_seconds=(1.2, 1.0),
-)
+FAMILIES = (CudaNarrowConv2dWgrad(),)

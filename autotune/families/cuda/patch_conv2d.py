@@ -1,12 +1,13 @@
-"""Convolution of patches that do not overlap, on an NCHW image: tensor cores, operands in registers; fp16 and bf16."""
+"""Convolution of patches that do not overlap, on an NCHW image, on a GPU; fp16 and bf16."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from autotune.core import Architecture, ceil_div, cuda_architectures
-from autotune.families.base import CHANNELS_LAST, DEVICE_IMAGE, Config, Family, Parameter, Value
-from autotune.families.rules import Rules, first_unmet, require
+from autotune.core import Architecture, ceil_div
+from autotune.families.base import CHANNELS_LAST, Config, Launch, Parameter, Value
+from autotune.families.cuda.common import TensorCoreFamily
+from autotune.families.rules import Rules, require
 from autotune.ir import Epilogue, PatchConv2d
 
 _STEPS = (1, 2, 3, 4, 6, 8, 12)
@@ -18,59 +19,51 @@ def _steps(problem: PatchConv2d) -> int:
     return ceil_div(problem.c * problem.block**2, 16)
 
 
-def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    held = int(config["steps"]) * int(config["fragments"])
-    return require(held <= _MAX_FRAGMENTS, f"steps times fragments must be at most {_MAX_FRAGMENTS}; it is {held}")
+class CudaPatchConv2d(TensorCoreFamily[PatchConv2d]):
+    """Convolution of patches that do not overlap, on an NCHW image: tensor cores, operands in registers."""
 
+    name = "cuda_patch_conv2d"
+    operator = PatchConv2d
+    template = "cuda/patch_conv2d.cu.j2"
+    parameters = (
+        Parameter("steps", _STEPS, "tensor-core steps of 16 along K = c*block*block"),
+        Parameter("fragments", (1, 2, 4), "times 16 patches a warp"),
+        Parameter("threads", (64, 128, 256, 512), "threads a block"),
+    )
+    launch_parameters = (CHANNELS_LAST,)
+    compile_seconds = (0.9, 0.3)
 
-def _why_unsupported(problem: PatchConv2d) -> str | None:
-    def rules() -> Rules:
+    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
+        held = int(config["steps"]) * int(config["fragments"])
+        yield require(held <= _MAX_FRAGMENTS, f"steps times fragments must be at most {_MAX_FRAGMENTS}; it is {held}")
+
+    def unsupported(self, problem: PatchConv2d) -> Rules:
         yield require(problem.block % 2 == 0, "block must be even")
         yield require(problem.k % 8 == 0, "k must be a multiple of 8")
         yield require(_steps(problem) in _STEPS, f"c*block*block/16, rounded up, must be one of {_STEPS}")
 
-    return first_unmet(rules())
+    def candidate_values(
+        self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: PatchConv2d | None
+    ) -> Sequence[Value]:
+        return (_steps(problem),) if problem and parameter.name == "steps" else parameter.values
+
+    def unfit(self, problem: PatchConv2d, config: Config, arch: Architecture) -> Rules:
+        yield require(
+            config["steps"] == _steps(problem),
+            f"it takes {config['steps']} steps along K; the problem needs {_steps(problem)}",
+        )
+
+    def launches(self, problem: PatchConv2d, config: Config, arch: Architecture) -> list[Launch]:
+        return [{CHANNELS_LAST.name: 0}]
+
+    def cost(self, problem: PatchConv2d, config: Config, arch: Architecture) -> float:
+        """Rank by rounds of warps over the machine, each bound by its loads."""
+        warps = problem.n * problem.output_shape[1] * problem.output_shape[2] / (16 * int(config["fragments"]))
+        places = arch.processors * min(arch.sm_threads // 32, 32)
+        return max(1.0, warps / places) * int(config["fragments"]) + int(config["threads"]) / 1024
+
+    def weight_layouts(self, config: Config) -> Mapping[str, str]:
+        return {"weight": "mma"}
 
 
-def _candidate_values(
-    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: PatchConv2d | None
-) -> Sequence[Value]:
-    return (_steps(problem),) if problem and parameter.name == "steps" else parameter.values
-
-
-def _why_unfit(problem: PatchConv2d, config: Config, arch: Architecture) -> str | None:
-    return require(
-        config["steps"] == _steps(problem),
-        f"it takes {config['steps']} steps along K; the problem needs {_steps(problem)}",
-    )
-
-
-def _cost(problem: PatchConv2d, config: Config, arch: Architecture) -> float:
-    """Rank by rounds of warps over the machine, each bound by its loads."""
-    warps = problem.n * problem.output_shape[1] * problem.output_shape[2] / (16 * int(config["fragments"]))
-    places = arch.processors * min(arch.sm_threads // 32, 32)
-    return max(1.0, warps / places) * int(config["fragments"]) + int(config["threads"]) / 1024
-
-
-FAMILY = Family[PatchConv2d](
-    name="cuda_patch_conv2d",
-    operator=PatchConv2d,
-    kind=DEVICE_IMAGE,
-    template="cuda/patch_conv2d.cu.j2",
-    architectures=cuda_architectures(since=80),
-    dtypes=("f16", "bf16"),
-    parameters=(
-        Parameter("steps", _STEPS, "tensor-core steps of 16 along K = c*block*block"),
-        Parameter("fragments", (1, 2, 4), "times 16 patches a warp"),
-        Parameter("threads", (64, 128, 256, 512), "threads a block"),
-    ),
-    launch_parameters=(CHANNELS_LAST,),
-    launches=lambda *_: [{CHANNELS_LAST.name: 0}],
-    candidate_values=_candidate_values,
-    why_illegal=_why_illegal,
-    why_unsupported=_why_unsupported,
-    why_unfit=_why_unfit,
-    cost=_cost,
-    weight_layouts=lambda _: {"weight": "mma"},
-    compile_seconds=(0.9, 0.3),
-)
+FAMILIES = (CudaPatchConv2d(),)

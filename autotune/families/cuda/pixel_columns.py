@@ -1,4 +1,4 @@
-"""Parts of the families whose threads own channels and walk the pixels: templates/cuda/pixel_columns.cuh."""
+"""Batch normalization in training on a GPU, channels last: templates/cuda/pixel_columns.cuh."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import TypeVar
 
-from autotune.core import Architecture, ceil_div, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter
+from autotune.core import Architecture, ceil_div
+from autotune.families.base import Config, Launch, Parameter
+from autotune.families.cuda.common import CudaFamily
 from autotune.families.cuda.rules import require_access, require_whole_vectors
-from autotune.families.rules import require
-from autotune.ir import DTYPES, Epilogue
+from autotune.families.rules import Rules, require
+from autotune.ir import DTYPES, BatchNormGradient, BatchNormGradientSums, BatchNormStatistics, Epilogue
 from autotune.ir.problem.images import Images
 
 P = TypeVar("P", bound=Images)
@@ -42,53 +43,49 @@ def _shape(problem: Images, config: Config) -> tuple[int, int]:
     )
 
 
-def _why_unsupported(problem: Images) -> str | None:
-    pixels = problem.n * problem.h * problem.w
-    return require(pixels < _MAX_PIXELS, f"there must be less than {_MAX_PIXELS} pixels; there are {pixels}")
+class PixelColumnsFamily(CudaFamily[P]):
+    """Kernels whose threads own neighbouring channels and walk the pixels.
 
+    Attributes:
+        tensors: Most tensors of the problem's size that a thread reads at once.
+        channel_floats: Floats that a thread holds for each of its channels.
+    """
 
-def _why_unfit(problem: Images, config: Config, arch: Architecture) -> str | None:
-    vector, _, columns, _ = _numbers(config)
-    widest = math.gcd(problem.c, 4)
-    return (
-        require_whole_vectors(problem.c, vector)
-        or require(vector >= widest, f"an access of {widest} channels is possible, and faster than one of {vector}")
-        or require(
+    tensors: int
+    channel_floats: int
+    parameters = (
+        Parameter("vector", (1, 2, 4, 8), "channels of an access"),
+        Parameter("items", (1, 2, 4), "pixels of a thread whose loads are issued together"),
+        Parameter("columns", (4, 8, 16, 32), "threads side by side along the channels"),
+        Parameter("threads", (128, 256, 512), "threads a block"),
+    )
+    launch_parameters = (_SPLITS,)
+
+    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
+        yield require_access(int(config["vector"]), dtype)
+
+    def unsupported(self, problem: P) -> Rules:
+        pixels = problem.n * problem.h * problem.w
+        yield require(pixels < _MAX_PIXELS, f"there must be less than {_MAX_PIXELS} pixels; there are {pixels}")
+
+    def unfit(self, problem: P, config: Config, arch: Architecture) -> Rules:
+        vector, _, columns, _ = _numbers(config)
+        widest = math.gcd(problem.c, 4)
+        yield require_whole_vectors(problem.c, vector)
+        yield require(vector >= widest, f"an access of {widest} channels is possible, and faster than one of {vector}")
+        yield require(
             columns == 4 or columns // 2 * vector < problem.c,
             f"half of {columns} columns of {vector} channels hold all of {problem.c} channels",
         )
-    )
 
+    def launches(self, problem: P, config: Config, arch: Architecture) -> list[Launch]:
+        *_, threads = _numbers(config)
+        slabs, chunks = _shape(problem, config)
+        fills = [arch.processors * sm_threads // (threads * slabs) for sm_threads in _SM_THREADS]
+        splits = dict.fromkeys(max(1, min(fill, chunks, _MAX_SPLITS)) for fill in fills)
+        return [{_SPLITS.name: count} for count in splits]
 
-def _launches(problem: Images, config: Config, arch: Architecture) -> list[Launch]:
-    *_, threads = _numbers(config)
-    slabs, chunks = _shape(problem, config)
-    fills = [arch.processors * sm_threads // (threads * slabs) for sm_threads in _SM_THREADS]
-    splits = dict.fromkeys(max(1, min(fill, chunks, _MAX_SPLITS)) for fill in fills)
-    return [{_SPLITS.name: count} for count in splits]
-
-
-def pixel_columns(operator: type[P], tensors: int, channel_floats: int, seconds: float) -> Family[P]:
-    """Return a family whose threads own neighbouring channels and walk the pixels; it is named for its operator.
-
-    Args:
-        operator: The problem that it solves; its template is cuda/<operator>.cu.j2.
-        tensors: Most tensors of the problem's size that a thread reads at once.
-        channel_floats: Floats that a thread holds for each of its channels.
-        seconds: Estimate of the compile time of a kernel, without its headers.
-    """
-
-    def why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-        return require_access(int(config["vector"]), dtype)
-
-    def context(config: Config, arch: Architecture, dtype: str) -> Mapping[str, object]:
-        vector, items, _, _ = _numbers(config)
-        words = ceil_div(vector * DTYPES[dtype].itemsize, 4)
-        registers = tensors * items * words + channel_floats * vector + _ADDRESSES
-        fits = (size for size in _RESIDENT if registers * size <= arch.sm_registers)
-        return {**config, "resident": next(fits, _RESIDENT[-1])}
-
-    def cost(problem: P, config: Config, arch: Architecture) -> float:
+    def cost(self, problem: P, config: Config, arch: Architecture) -> float:
         """Rank by the bytes in flight of 1024 threads of an SM, short rows of memory, and idle threads and blocks."""
         vector, items, columns, threads = _numbers(config)
         slabs, chunks = _shape(problem, config)
@@ -98,24 +95,41 @@ def pixel_columns(operator: type[P], tensors: int, channel_floats: int, seconds:
         idle = slabs * columns * vector / problem.c * max(1.0, arch.processors * 1024 / (slabs * chunks * threads))
         return max(1.0, _IN_FLIGHT / in_flight) * max(1.0, 128 / row) * idle + items / 64 + threads / 16384
 
-    return Family[P](
-        name=f"cuda_{operator.operator}",
-        operator=operator,
-        kind=DEVICE_IMAGE,
-        template=f"cuda/{operator.operator}.cu.j2",
-        architectures=cuda_architectures(),
-        parameters=(
-            Parameter("vector", (1, 2, 4, 8), "channels of an access"),
-            Parameter("items", (1, 2, 4), "pixels of a thread whose loads are issued together"),
-            Parameter("columns", (4, 8, 16, 32), "threads side by side along the channels"),
-            Parameter("threads", (128, 256, 512), "threads a block"),
-        ),
-        launch_parameters=(_SPLITS,),
-        launches=_launches,
-        context=context,
-        why_illegal=why_illegal,
-        why_unsupported=_why_unsupported,
-        why_unfit=_why_unfit,
-        cost=cost,
-        compile_seconds=(0.9, seconds),
-    )
+    def context(self, config: Config, arch: Architecture, dtype: str) -> Mapping[str, object]:
+        vector, items, _, _ = _numbers(config)
+        words = ceil_div(vector * DTYPES[dtype].itemsize, 4)
+        registers = self.tensors * items * words + self.channel_floats * vector + _ADDRESSES
+        fits = (size for size in _RESIDENT if registers * size <= arch.sm_registers)
+        return {**config, "resident": next(fits, _RESIDENT[-1])}
+
+
+class CudaBatchNormStatistics(PixelColumnsFamily[BatchNormStatistics]):
+    """Mean and variance of a batch normalization in training."""
+
+    name = "cuda_batch_norm_statistics"
+    operator = BatchNormStatistics
+    template = "cuda/batch_norm_statistics.cu.j2"
+    tensors, channel_floats = 1, 3
+    compile_seconds = (0.9, 0.2)
+
+
+class CudaBatchNormGradientSums(PixelColumnsFamily[BatchNormGradientSums]):
+    """The sums of a batch normalization's gradient."""
+
+    name = "cuda_batch_norm_gradient_sums"
+    operator = BatchNormGradientSums
+    template = "cuda/batch_norm_gradient_sums.cu.j2"
+    tensors, channel_floats = 4, 6
+    compile_seconds = (0.9, 0.4)
+
+
+class CudaBatchNormGradient(PixelColumnsFamily[BatchNormGradient]):
+    """The input gradient of a batch normalization."""
+
+    name = "cuda_batch_norm_gradient"
+    operator = BatchNormGradient
+    template = "cuda/batch_norm_gradient.cu.j2"
+    tensors, channel_floats = 2, 4
+
+
+FAMILIES = (CudaBatchNormStatistics(), CudaBatchNormGradientSums(), CudaBatchNormGradient())

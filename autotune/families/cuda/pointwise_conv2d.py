@@ -1,15 +1,17 @@
-"""1x1 convolutions of few channels, and products with short rows: tensor cores, all operands straight to registers."""
+"""1x1 convolutions of few channels, and products with short rows, on tensor cores; fp16 and bf16."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from autotune.core import Architecture, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
+from autotune.core import Architecture
+from autotune.families.base import Config, ConfigNumbers, Launch, Parameter, Value
+from autotune.families.cuda.common import TensorCoreFamily
 from autotune.families.cutlass2.gemm import gemm_sizes, require_product
 from autotune.families.cutlass2.tile import require_addressable
-from autotune.families.rules import Rules, first_unmet, require
+from autotune.families.rules import Rules, require
 from autotune.ir import Conv2d, Epilogue, Gemm
 
 _STEPS = (1, 2, 3, 4, 6, 8)
@@ -20,24 +22,14 @@ _L2_BYTES = 40  # that an SM reads and writes a cycle when all SMs do
 
 
 @dataclass(frozen=True)
-class _PointwiseShape:
-    """A config's numbers; FAMILY.parameters say what they mean."""
+class _PointwiseShape(ConfigNumbers):
+    """A config's numbers; the family's parameters say what they mean."""
 
     steps: int
     rows: int
     columns: int
     ahead: int
     threads: int
-
-    @classmethod
-    def from_config(cls, config: Config) -> _PointwiseShape:
-        return cls(
-            steps=int(config["steps"]),
-            rows=int(config["rows"]),
-            columns=int(config["columns"]),
-            ahead=int(config["ahead"]),
-            threads=int(config["threads"]),
-        )
 
     @property
     def registers(self) -> int:
@@ -51,93 +43,80 @@ class _PointwiseShape:
         return ceil(m / (16 * self.rows)), ceil(n / (32 * self.columns))
 
 
-def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    registers = _PointwiseShape.from_config(config).registers
-    return require(
-        registers <= _MAX_REGISTERS, f"operands and sums must fit {_MAX_REGISTERS} registers; they take {registers}"
-    )
-
-
 def _steps(problem: Conv2d | Gemm) -> int:
     """Return the steps of 32 input channels."""
     return ceil(gemm_sizes(problem)[2] / 32)
 
 
-def _why_unsupported(problem: Conv2d | Gemm) -> str | None:
-    _, n, k = gemm_sizes(problem)
+class CudaPointwiseConv2d(TensorCoreFamily[Conv2d | Gemm]):
+    """1x1 convolutions of few channels, and products with short rows: all operands straight to registers."""
 
-    def rules() -> Rules:
-        yield require(n % 8 == 0 and k % 8 == 0, "input and output channels must be multiples of 8")
-        yield require(_steps(problem) in _STEPS, f"input channels must take {', '.join(map(str, _STEPS))} steps of 32")
-        yield require_product(problem)
-        yield require_addressable(problem)
-
-    return first_unmet(rules())
-
-
-def _candidate_values(
-    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Conv2d | Gemm | None
-) -> tuple[Value, ...]:
-    return (_steps(problem),) if problem and parameter.name == "steps" else parameter.values
-
-
-def _why_unfit(problem: Conv2d | Gemm, config: Config, arch: Architecture) -> str | None:
-    return require(
-        config["steps"] == _steps(problem),
-        f"it takes {config['steps']} steps of 32 input channels; the problem needs {_steps(problem)}",
-    )
-
-
-def _launches(problem: Conv2d | Gemm, config: Config, arch: Architecture) -> list[Launch]:
-    shape = _PointwiseShape.from_config(config)
-    tiles, across = shape.tiles(problem)
-    busy = 2 * arch.processors  # fewer warps leave most of the machine idle
-    least = 1 + shape.ahead  # reading ahead needs a next tile
-    most = max(1, tiles * across // busy)
-    return [{"walk": walk} for walk in _WALKS if least <= walk <= most]
-
-
-def _cost(problem: Conv2d | Gemm, config: Config, arch: Architecture) -> float:
-    """Estimate cycles: round trips to memory, or the bytes and products of an SM's warps, whichever takes longer.
-
-    _L2_LATENCY and _L2_BYTES are estimates for an H200, not fitted.
-    """
-    shape = _PointwiseShape.from_config(config)
-    steps, rows, columns = shape.steps, shape.rows, shape.columns
-    tiles, across = shape.tiles(problem)
-    by_registers = arch.sm_registers // (shape.registers * shape.threads)
-    resident = min(by_registers, arch.sm_threads // shape.threads) * shape.threads // 32
-    best = float("inf")
-    for launch in _launches(problem, config, arch):
-        warps = ceil(tiles / launch["walk"]) * across / arch.processors
-        trip = 16 * steps * rows * columns + 32 * rows * columns + _L2_LATENCY
-        bytes_ = 32 * 16 * (steps * rows * 2 + rows * columns * 2) * launch["walk"] + 32 * 16 * steps * columns * 4
-        waves = ceil(warps / max(1, resident))
-        best = min(best, max(waves * (_L2_LATENCY + trip * launch["walk"]), warps * bytes_ / _L2_BYTES))
-    return best
-
-
-FAMILY = Family[Conv2d | Gemm](
-    name="cuda_pointwise_conv2d",
-    operator=(Conv2d, Gemm),
-    kind=DEVICE_IMAGE,
-    template="cuda/pointwise_conv2d.cu.j2",
-    architectures=cuda_architectures(since=80),
-    dtypes=("f16", "bf16"),
-    parameters=(
+    name = "cuda_pointwise_conv2d"
+    operator = (Conv2d, Gemm)
+    template = "cuda/pointwise_conv2d.cu.j2"
+    parameters = (
         Parameter("steps", _STEPS, "steps of 32 input channels"),
         Parameter("rows", (1, 2, 4), "times 16 pixels a tile"),
         Parameter("columns", (1, 2, 4), "times 32 output channels a warp"),
         Parameter("ahead", (0, 1), "1: the next tile's pixels are read while these are multiplied"),
         Parameter("threads", (64, 128, 256), "threads a block"),
-    ),
-    launch_parameters=(Parameter("walk", _WALKS, "tiles a warp"),),
-    why_illegal=_why_illegal,
-    candidate_values=_candidate_values,
-    why_unsupported=_why_unsupported,
-    why_unfit=_why_unfit,
-    launches=_launches,
-    cost=_cost,
-    weight_layouts=lambda _: {"weight": "kcrs"},
-    compile_seconds=(0.9, 0.4),
-)
+    )
+    launch_parameters = (Parameter("walk", _WALKS, "tiles a warp"),)
+    compile_seconds = (0.9, 0.4)
+
+    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
+        registers = _PointwiseShape.from_config(config).registers
+        yield require(
+            registers <= _MAX_REGISTERS, f"operands and sums must fit {_MAX_REGISTERS} registers; they take {registers}"
+        )
+
+    def unsupported(self, problem: Conv2d | Gemm) -> Rules:
+        _, n, k = gemm_sizes(problem)
+        yield require(n % 8 == 0 and k % 8 == 0, "input and output channels must be multiples of 8")
+        yield require(_steps(problem) in _STEPS, f"input channels must take {', '.join(map(str, _STEPS))} steps of 32")
+        yield require_product(problem)
+        yield require_addressable(problem)
+
+    def candidate_values(
+        self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Conv2d | Gemm | None
+    ) -> tuple[Value, ...]:
+        return (_steps(problem),) if problem and parameter.name == "steps" else parameter.values
+
+    def unfit(self, problem: Conv2d | Gemm, config: Config, arch: Architecture) -> Rules:
+        yield require(
+            config["steps"] == _steps(problem),
+            f"it takes {config['steps']} steps of 32 input channels; the problem needs {_steps(problem)}",
+        )
+
+    def launches(self, problem: Conv2d | Gemm, config: Config, arch: Architecture) -> list[Launch]:
+        shape = _PointwiseShape.from_config(config)
+        tiles, across = shape.tiles(problem)
+        busy = 2 * arch.processors  # fewer warps leave most of the machine idle
+        least = 1 + shape.ahead  # reading ahead needs a next tile
+        most = max(1, tiles * across // busy)
+        return [{"walk": walk} for walk in _WALKS if least <= walk <= most]
+
+    def cost(self, problem: Conv2d | Gemm, config: Config, arch: Architecture) -> float:
+        """Estimate cycles: round trips to memory, or the bytes and products of an SM's warps, whichever takes longer.
+
+        _L2_LATENCY and _L2_BYTES are estimates for an H200, not fitted.
+        """
+        shape = _PointwiseShape.from_config(config)
+        steps, rows, columns = shape.steps, shape.rows, shape.columns
+        tiles, across = shape.tiles(problem)
+        by_registers = arch.sm_registers // (shape.registers * shape.threads)
+        resident = min(by_registers, arch.sm_threads // shape.threads) * shape.threads // 32
+        best = float("inf")
+        for launch in self.launches(problem, config, arch):
+            warps = ceil(tiles / launch["walk"]) * across / arch.processors
+            trip = 16 * steps * rows * columns + 32 * rows * columns + _L2_LATENCY
+            bytes_ = 32 * 16 * (steps * rows * 2 + rows * columns * 2) * launch["walk"] + 32 * 16 * steps * columns * 4
+            waves = ceil(warps / max(1, resident))
+            best = min(best, max(waves * (_L2_LATENCY + trip * launch["walk"]), warps * bytes_ / _L2_BYTES))
+        return best
+
+    def weight_layouts(self, config: Config) -> Mapping[str, str]:
+        return {"weight": "kcrs"}
+
+
+FAMILIES = (CudaPointwiseConv2d(),)

@@ -1,22 +1,24 @@
-"""The family of the pools with a window on a GPU: a template, its parameters, and which of their values are legal."""
+"""Pools with a window on a GPU, channels last."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from autotune.core import Architecture, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
+from autotune.core import Architecture
+from autotune.families.base import Config, ConfigNumbers, Parameter
 from autotune.families.cuda import known_window
+from autotune.families.cuda.common import WITH_BYTES
 from autotune.families.cuda.rules import require_access
-from autotune.families.rules import Rules, first_unmet, require
-from autotune.ir import BYTE_FORMATS, DTYPES, Epilogue, Pool2d
+from autotune.families.rules import Rules, require
+from autotune.ir import DTYPES, AvgPool2d, ClippedAvgPool2d, Epilogue, MaxPool2d, Pool2d
 
 _MAX_REGISTERS = 128  # of a thread's windows and one input row
 
 
 @dataclass(frozen=True)
-class _PoolTile:
+class _PoolTile(ConfigNumbers):
     """The outputs of a thread. filter, stride: 0 if they are not known when the kernel is compiled."""
 
     filter: int
@@ -26,28 +28,35 @@ class _PoolTile:
     rows: int
     threads: int
 
-    @classmethod
-    def from_config(cls, config: Config) -> _PoolTile:
-        return cls(
-            filter=int(config["filter"]),
-            stride=int(config["stride"]),
-            vector=int(config["vector"]),
-            columns=int(config["columns"]),
-            rows=int(config["rows"]),
-            threads=int(config["threads"]),
-        )
-
     def registers(self, dtype: str) -> int:
         """Return the registers of a thread for float32 windows and one input row."""
         line = (self.columns - 1) * self.stride + self.filter
         return self.rows * self.columns * self.vector + ceil(line * self.vector * DTYPES[dtype].itemsize / 4)
 
 
-def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    tile = _PoolTile.from_config(config)
+class PoolFamily(known_window.WindowFamily[Pool2d]):
+    """Kernels whose threads compute neighbouring outputs from each row of the input that they read.
 
-    def rules() -> Rules:
-        yield known_window.require_both(config)
+    Attributes:
+        maximum: Whether it is the max pool.
+        clipped: Whether an average is that of the window's pixels in the image.
+    """
+
+    template = "cuda/pool2d.cu.j2"
+    dtypes = WITH_BYTES
+    parameters = (
+        *known_window.parameters(),
+        Parameter("vector", (1, 2, 4, 8, 16), "channels a thread"),
+        Parameter("columns", (1, 2, 4), "neighbouring output pixels of a row a thread"),
+        Parameter("rows", (1, 2, 4), "output rows a thread"),
+        Parameter("threads", (64, 128, 256), "threads a block"),
+    )
+    maximum = False
+    clipped = False
+
+    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
+        tile = _PoolTile.from_config(config)
+        yield from super().illegal(config, arch, dtype, epilogue)
         yield require(
             tile.filter or tile.rows * tile.columns == 1,
             "rows and columns must be 1 if filter is 0: outputs share pixels only in a known window",
@@ -58,46 +67,41 @@ def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilo
             f"windows and one input row must fit {_MAX_REGISTERS} registers; they take {tile.registers(dtype)}",
         )
 
-    return first_unmet(rules())
+    def cost(self, problem: Pool2d, config: Config, arch: Architecture) -> float:
+        """Rank by accesses an output; they cost more where too few threads hide their latency."""
+        tile = _PoolTile.from_config(config)
+        tall = (tile.rows - 1) * problem.stride[0] + problem.r
+        wide = (tile.columns - 1) * problem.stride[1] + problem.s
+        accesses = (tall * wide / (tile.rows * tile.columns) + 1) * 8 / tile.vector
+        started = problem.n * ceil(problem.p / tile.rows) * ceil(problem.q / tile.columns) * problem.c / tile.vector
+        idle = max(1.0, arch.processors * arch.sm_threads / 2 / started)
+        return accesses * idle + abs(tile.threads - 128) / 1024
+
+    def context(self, config: Config, arch: Architecture, dtype: str) -> Mapping[str, object]:
+        return {**config, "maximum": self.maximum, "clipped": self.clipped}
 
 
-def _cost(problem: Pool2d, config: Config, arch: Architecture) -> float:
-    """Rank by accesses an output; they cost more where too few threads hide their latency."""
-    tile = _PoolTile.from_config(config)
-    tall = (tile.rows - 1) * problem.stride[0] + problem.r
-    wide = (tile.columns - 1) * problem.stride[1] + problem.s
-    accesses = (tall * wide / (tile.rows * tile.columns) + 1) * 8 / tile.vector
-    started = problem.n * ceil(problem.p / tile.rows) * ceil(problem.q / tile.columns) * problem.c / tile.vector
-    idle = max(1.0, arch.processors * arch.sm_threads / 2 / started)
-    return accesses * idle + abs(tile.threads - 128) / 1024
+class CudaMaxPool2d(PoolFamily):
+    """Max pooling."""
+
+    name = "cuda_max_pool2d"
+    operator = MaxPool2d
+    maximum = True
 
 
-def family(name: str, operator: type[Pool2d], maximum: bool, clipped: bool = False) -> Family[Pool2d]:
-    """Return the family of one of the pools.
+class CudaAvgPool2d(PoolFamily):
+    """Average pooling."""
 
-    Args:
-        name: The family's name.
-        operator: The problem that it solves.
-        maximum: Whether it is the max pool.
-        clipped: Whether an average is that of the window's pixels in the image.
-    """
-    return Family[Pool2d](
-        name=name,
-        operator=operator,
-        kind=DEVICE_IMAGE,
-        template="cuda/pool2d.cu.j2",
-        architectures=cuda_architectures(),
-        dtypes=("f16", "bf16", "tf32", "f32", *BYTE_FORMATS),
-        parameters=(
-            *known_window.parameters(),
-            Parameter("vector", (1, 2, 4, 8, 16), "channels a thread"),
-            Parameter("columns", (1, 2, 4), "neighbouring output pixels of a row a thread"),
-            Parameter("rows", (1, 2, 4), "output rows a thread"),
-            Parameter("threads", (64, 128, 256), "threads a block"),
-        ),
-        why_illegal=_why_illegal,
-        why_unfit=known_window.why_unfit,
-        cost=_cost,
-        context=lambda config, arch, dtype: {**config, "maximum": maximum, "clipped": clipped},
-        compile_seconds=(0.9, 0.1),
-    )
+    name = "cuda_avg_pool2d"
+    operator = AvgPool2d
+
+
+class CudaClippedAvgPool2d(PoolFamily):
+    """Average pooling of the image's pixels alone."""
+
+    name = "cuda_clipped_avg_pool2d"
+    operator = ClippedAvgPool2d
+    clipped = True
+
+
+FAMILIES = (CudaMaxPool2d(), CudaAvgPool2d(), CudaClippedAvgPool2d())

@@ -1,27 +1,36 @@
-"""Space-to-depth on a GPU: NCHW patches to NHWC channels, through shared memory."""
+"""Space-to-depth on a GPU: NCHW patches to NHWC channels."""
 
 from __future__ import annotations
 
-from autotune.core import Architecture, cuda_architectures
-from autotune.families.base import CHANNELS_LAST, DEVICE_IMAGE, Config, Family, Parameter
-from autotune.families.rules import Rules, first_unmet, require
+from autotune.core import Architecture
+from autotune.families.base import CHANNELS_LAST, Config, Launch, Parameter
+from autotune.families.cuda.common import CudaFamily
+from autotune.families.rules import Rules, require
 from autotune.ir import DTYPES, SpaceToDepth
 
 _BLOCKS = (2, 4, 8)
 _VECTOR = 8  # pixels of a row that a thread reads at once
 
 
-def _why_unsupported(problem: SpaceToDepth) -> str | None:
-    def rules() -> Rules:
+class CudaSpaceToDepth(CudaFamily[SpaceToDepth]):
+    """NCHW patches to NHWC channels, through shared memory."""
+
+    name = "cuda_space_to_depth"
+    operator = SpaceToDepth
+    template = "cuda/space_to_depth.cu.j2"
+    parameters = (
+        Parameter("block", _BLOCKS, "side of a patch in pixels"),
+        Parameter("strips", (1, 2, 4, 8), "rows of patches a thread block"),
+        Parameter("threads", (64, 128, 256), "threads a block"),
+    )
+    launch_parameters = (CHANNELS_LAST,)
+
+    def unsupported(self, problem: SpaceToDepth) -> Rules:
         yield require(not problem.epilogue.steps, "the epilogue must be empty")
         yield require(problem.block in _BLOCKS, f"block must be one of {_BLOCKS}")
         yield require(problem.w % _VECTOR == 0, f"w must be a multiple of {_VECTOR}")
 
-    return first_unmet(rules())
-
-
-def _why_unfit(problem: SpaceToDepth, config: Config, arch: Architecture) -> str | None:
-    def rules() -> Rules:
+    def unfit(self, problem: SpaceToDepth, config: Config, arch: Architecture) -> Rules:
         yield require(
             config["block"] == problem.block, f"it moves blocks of {config['block']}; the problem has {problem.block}"
         )
@@ -32,32 +41,15 @@ def _why_unfit(problem: SpaceToDepth, config: Config, arch: Architecture) -> str
             f"strips must fit {arch.block_shared} bytes of shared memory; they take {shared}",
         )
 
-    return first_unmet(rules())
+    def launches(self, problem: SpaceToDepth, config: Config, arch: Architecture) -> list[Launch]:
+        return [{CHANNELS_LAST.name: 0}]
+
+    def cost(self, problem: SpaceToDepth, config: Config, arch: Architecture) -> float:
+        """Rank by the distance from one access a thread, and from at least two thread blocks for each SM."""
+        strips, threads = int(config["strips"]), int(config["threads"])
+        accesses = strips * problem.block * problem.w * problem.c / _VECTOR / threads
+        blocks = problem.n * problem.h / problem.block / strips
+        return max(accesses, 1 / accesses) + max(0.0, 2 * arch.processors / blocks - 1)
 
 
-def _cost(problem: SpaceToDepth, config: Config, arch: Architecture) -> float:
-    """Rank by the distance from one access a thread, and from at least two thread blocks for each SM."""
-    strips, threads = int(config["strips"]), int(config["threads"])
-    accesses = strips * problem.block * problem.w * problem.c / _VECTOR / threads
-    blocks = problem.n * problem.h / problem.block / strips
-    return max(accesses, 1 / accesses) + max(0.0, 2 * arch.processors / blocks - 1)
-
-
-FAMILY = Family[SpaceToDepth](
-    name="cuda_space_to_depth",
-    operator=SpaceToDepth,
-    kind=DEVICE_IMAGE,
-    template="cuda/space_to_depth.cu.j2",
-    architectures=cuda_architectures(),
-    parameters=(
-        Parameter("block", _BLOCKS, "side of a patch in pixels"),
-        Parameter("strips", (1, 2, 4, 8), "rows of patches a thread block"),
-        Parameter("threads", (64, 128, 256), "threads a block"),
-    ),
-    launch_parameters=(CHANNELS_LAST,),
-    launches=lambda *_: [{CHANNELS_LAST.name: 0}],
-    why_unsupported=_why_unsupported,
-    why_unfit=_why_unfit,
-    cost=_cost,
-    compile_seconds=(0.9, 0.1),
-)
+FAMILIES = (CudaSpaceToDepth(),)

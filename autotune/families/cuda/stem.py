@@ -1,39 +1,77 @@
-"""A network's first convolution with its max pool, from NCHW to NHWC, on tensor cores: templates/cuda/stem.cuh."""
+"""Convolutions of up to four channels on tensor cores, such as a network's first: templates/cuda/stem.cuh."""
 
 from __future__ import annotations
 
-from autotune.families.base import Parameter
-from autotune.families.cuda import few_channels
-from autotune.families.rules import Rules, first_unmet, require
-from autotune.ir import FirstLayers, Stem
+from collections.abc import Mapping
+from typing import TypeVar
 
-POOL = Parameter("pool", (0, 1), "1: the 3x3 max pool with stride 2 behind the convolution")
+from autotune.core import Architecture
+from autotune.families.base import Config, Parameter, Value
+from autotune.families.cuda.few_channels import FewChannelsFamily, parameters, widest_access, window_rules
+from autotune.families.rules import Rules, require
+from autotune.ir import BYTE_FORMATS, Conv2d, Epilogue, FirstLayers, Stem, StemCast
+
+P = TypeVar("P", bound=FirstLayers)
+
+_POOL = Parameter("pool", (0, 1), "1: the 3x3 max pool with stride 2 behind the convolution")
+_STRIDES = (1, 2)
 
 
-def why_unsupported(problem: FirstLayers) -> str | None:
-    """Return why no kernel solves a problem; None if one does."""
+class _StemFamily(FewChannelsFamily[P]):
+    """Convolutions of NCHW images with stride 2, with a max pool or without."""
 
-    def rules() -> Rules:
+    def unsupported(self, problem: P) -> Rules:
         yield require(
             (problem.pool, problem.pool_stride, problem.pool_pad) in ((1, 1, 0), (3, 2, 1)),
             "the pool must be 3x3 with stride 2 and padding 1, or absent",
         )
-        yield from few_channels.window_rules(problem, (2,))
+        yield from window_rules(problem, (2,))
         yield require(problem.w % 2 == 0, "w must be a multiple of 2")
 
-    return first_unmet(rules())
+    def decided(self, problem: P) -> Mapping[str, Value]:
+        access = widest_access(problem.w)
+        return {"filter": problem.r, "channels": problem.c, "pool": int(problem.pool > 1), "access": access}
 
 
-def decided(problem: FirstLayers) -> dict[str, int]:
-    """Return the parameters that a problem decides, with their values."""
-    access = few_channels.widest_access(problem.w)
-    return {"filter": problem.r, "channels": problem.c, "pool": int(problem.pool > 1), "access": access}
+class CudaStem(_StemFamily[Stem]):
+    """A network's first convolution with its max pool, from NCHW to NHWC."""
+
+    name = "cuda_stem"
+    operator = Stem
+    parameters = parameters(_POOL)
 
 
-FAMILY = few_channels.family(
-    "cuda_stem",
-    Stem,
-    own_parameters=(POOL,),
-    why_unsupported=why_unsupported,
-    decided=decided,
-)
+class CudaStemCast(_StemFamily[StemCast]):
+    """The same with a cast, for layers in 8 bits."""
+
+    name = "cuda_stem_cast"
+    operator = StemCast
+    parameters = parameters(_POOL, Parameter("result", tuple(BYTE_FORMATS), "dtype of the output"))
+
+    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
+        yield require(config["result"] in arch.dtypes, f"{arch.name} has no {config['result']}")
+        yield from super().illegal(config, arch, dtype, epilogue)
+
+    def decided(self, problem: StemCast) -> Mapping[str, Value]:
+        return {**super().decided(problem), "result": problem.result}
+
+
+class CudaNarrowConv2d(FewChannelsFamily[Conv2d]):
+    """Convolutions of channels-last images."""
+
+    name = "cuda_narrow_conv2d"
+    operator = Conv2d
+    parameters = parameters(Parameter("stride", _STRIDES, "of both axes"))
+
+    def unsupported(self, problem: Conv2d) -> Rules:
+        yield require(problem.groups == 1 and problem.dilation == (1, 1), "groups and dilation must be 1")
+        even = problem.stride[0] * problem.c % 2 == 0 and problem.w * problem.c % 2 == 0
+        yield require(even, "stride times c and w times c must be even: lines begin at whole 32-bit words")
+        yield from window_rules(problem, _STRIDES)
+
+    def decided(self, problem: Conv2d) -> Mapping[str, Value]:
+        access = widest_access(problem.w * problem.c)
+        return {"filter": problem.r, "channels": problem.c, "stride": problem.stride[0], "access": access}
+
+
+FAMILIES = (CudaStem(), CudaStemCast(), CudaNarrowConv2d())

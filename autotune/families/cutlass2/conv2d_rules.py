@@ -6,7 +6,7 @@ from autotune.core import Architecture
 from autotune.families.base import Config
 from autotune.families.cutlass2.tile import BITS, ThreadblockTile, require_addressable, tile_of
 from autotune.families.cutlass2.tile_rules import why_illegal
-from autotune.families.rules import Rules, first_unmet, require, require_no_overflow
+from autotune.families.rules import Rules, require, require_no_overflow
 from autotune.ir import Conv2d, Gemm
 
 FLAT = ("fixed_channels", "few_channels")
@@ -18,32 +18,24 @@ def as_conv2d(problem: Conv2d | Gemm) -> Conv2d:
     return problem.as_conv2d if isinstance(problem, Gemm) else problem
 
 
-def why_unsupported(problem: Conv2d | Gemm) -> str | None:
-    """Return why no kernel of the family can solve a problem, or None."""
+def problem_rules(problem: Conv2d | Gemm) -> Rules:
+    """Yield what a problem must be so that some kernel solves it."""
     half_gemm = isinstance(problem, Gemm) and problem.dtype in ("f16", "bf16")
-    return require(not half_gemm, "cutlass2_gemm solves matrix products of halves") or first_unmet(
-        _problem_rules(as_conv2d(problem))
-    )
-
-
-def _problem_rules(conv: Conv2d) -> Rules:
+    yield require(not half_gemm, "cutlass2_gemm solves matrix products of halves")
+    conv = as_conv2d(problem)
     yield require(conv.groups == 1 or conv.c != conv.groups, "groups must have more than one input channel")
     yield require(conv.groups == 1 or conv.dtype != "f32", "groups must be 1 in f32: grouped kernels use tensor cores")
     yield require_no_overflow(conv.dtype, conv.r * conv.s * conv.c // conv.groups)
     yield require_addressable(conv)
 
 
-def why_unfit(problem: Conv2d | Gemm, config: Config, arch: Architecture) -> str | None:
-    """Return why a kernel cannot solve a problem, or why another accesses more at a time; else None."""
+def fit_rules(problem: Conv2d | Gemm, config: Config, arch: Architecture) -> Rules:
+    """Yield what a kernel must be to solve a problem with the widest accesses."""
     conv = as_conv2d(problem)
-
-    def rules() -> Rules:
-        yield from alignment_rules(conv, int(config["alignment"]))
-        yield from _group_rules(conv, config)
-        yield from iterator_rules(conv, str(config["iterator"]), int(config["alignment"]), int(config["tile_k"]))
-        yield from vector_rules(conv, tile_of(config, conv.dtype), arch)
-
-    return first_unmet(rules())
+    yield from alignment_rules(conv, int(config["alignment"]))
+    yield from _group_rules(conv, config)
+    yield from iterator_rules(conv, str(config["iterator"]), int(config["alignment"]), int(config["tile_k"]))
+    yield from vector_rules(conv, tile_of(config, conv.dtype), arch)
 
 
 def alignment_rules(problem: Conv2d, alignment: int) -> Rules:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from autotune.families.base import Parameter
-from autotune.families.cutlass2 import streamk
+from collections.abc import Mapping
+
+from autotune.families.base import Config, Parameter, Value
+from autotune.families.cutlass2.streamk import (
+    ALIGNMENTS,
+    StreamKFamily,
+    StreamKWork,
+    product_parameters,
+    split_parameters,
+    widest_access,
+)
 from autotune.families.cutlass2.tile import ThreadblockTile, require_addressable
-from autotune.families.rules import require
+from autotune.families.rules import Rules, require
 from autotune.ir import Conv2d, Gemm
 
 
@@ -21,36 +30,35 @@ def require_product(problem: Conv2d | Gemm) -> str | None:
     return require(is_product, "convolutions must be 1x1 with stride 1, no padding and groups=1")
 
 
-def _decided(problem: Conv2d | Gemm) -> dict[str, int]:
-    _, n, k = gemm_sizes(problem)
-    return {"alignment": streamk.widest_access(k), "vector": streamk.widest_access(n)}
+class Cutlass2Gemm(StreamKFamily[Conv2d | Gemm]):
+    """Rows of x times rows of the weight."""
+
+    name = "cutlass2_gemm"
+    operator = (Gemm, Conv2d)
+    template = "cutlass2/gemm.cu.j2"
+    k_major = (True, True)
+    parameters = product_parameters(
+        "rows of x",
+        "rows of the weight",
+        "columns of both",
+        Parameter("alignment", ALIGNMENTS, "elements of an access to x and the weight: the most that k allows"),
+        Parameter("vector", ALIGNMENTS, "elements of an access to the output: the most that n allows"),
+    )
+    launch_parameters = split_parameters("columns")
+
+    def unsupported(self, problem: Conv2d | Gemm) -> Rules:
+        yield require_product(problem)
+        yield require_addressable(problem)
+
+    def decided(self, problem: Conv2d | Gemm) -> Mapping[str, Value]:
+        _, n, k = gemm_sizes(problem)
+        return {"alignment": widest_access(k), "vector": widest_access(n)}
+
+    def work(self, problem: Conv2d | Gemm, tile: ThreadblockTile) -> StreamKWork:
+        return StreamKWork.of(gemm_sizes(problem), tile)
+
+    def weight_layouts(self, config: Config) -> Mapping[str, str]:
+        return {"weight": "kcrs"}
 
 
-def _work(problem: Conv2d | Gemm, tile: ThreadblockTile) -> streamk.StreamKWork:
-    return streamk.StreamKWork.of(gemm_sizes(problem), tile)
-
-
-def _why_unsupported(problem: Conv2d | Gemm) -> str | None:
-    return require_product(problem) or require_addressable(problem)
-
-
-FAMILY = streamk.family(
-    "cutlass2_gemm",
-    (Gemm, Conv2d),
-    "cutlass2/gemm.cu.j2",
-    streamk.Product[Conv2d | Gemm](
-        k_major=(True, True),
-        m="rows of x",
-        n="rows of the weight",
-        k="columns of both",
-        split="columns",
-        work=_work,
-        decided=_decided,
-    ),
-    own_parameters=(
-        Parameter("alignment", streamk.ALIGNMENTS, "elements of an access to x and the weight: the most that k allows"),
-        Parameter("vector", streamk.ALIGNMENTS, "elements of an access to the output: the most that n allows"),
-    ),
-    why_unsupported=_why_unsupported,
-    weight_layouts={"weight": "kcrs"},
-)
+FAMILIES = (Cutlass2Gemm(),)

@@ -1,4 +1,4 @@
-"""Families of matrix products with Stream-K and split-K, which share templates/cutlass2/stream.cuh.
+"""The base class of matrix products with Stream-K and split-K, which share templates/cutlass2/stream.cuh.
 
 Steps along K are distributed over blocks, as in Stream-K (Osama et al., arXiv 2301.03598); fp16 and bf16 with float32
 accumulation.
@@ -6,15 +6,17 @@ accumulation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from autotune.core import Architecture, ceil_div, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.families.cutlass2 import tile as tiles
 from autotune.families.cutlass2.tile import ThreadblockTile
 from autotune.families.cutlass2.tile_rules import why_illegal as why_tile_illegal
+from autotune.families.rules import Rules
 from autotune.ir import Epilogue, Problem
 
 P = TypeVar("P", bound=Problem)
@@ -51,112 +53,8 @@ class StreamKWork:
         return cls(tiles_m=ceil_div(m, tile_m), tiles_n=ceil_div(n, tile_n), steps=ceil_div(k, tile_k))
 
 
-@dataclass(frozen=True)
-class Product(Generic[P]):
-    """How a family's problems are matrix products.
-
-    Attributes:
-        k_major: Whether the operands A and B are contiguous along K.
-        m: The meaning of m, for the parameters' descriptions.
-        n: The meaning of n.
-        k: The meaning of k.
-        split: The meaning of the extent that a split divides.
-        work: (problem, tile) -> the work that is distributed.
-        decided: (problem) -> parameters behind those of the tile that have only one value for it, with that value.
-    """
-
-    k_major: tuple[bool, bool]
-    m: str
-    n: str
-    k: str
-    split: str
-    work: Callable[[P, ThreadblockTile], StreamKWork]
-    decided: Callable[[P], Mapping[str, Value]]
-
-    def tile(self, config: Config, dtype: str) -> ThreadblockTile:
-        """Return a config's tile."""
-        return tiles.tile_of(config, dtype, self.k_major)
-
-
-def family(
-    name: str,
-    operator: type[P] | tuple[type[P], ...],
-    template: str,
-    product: Product[P],
-    *,
-    own_parameters: Sequence[Parameter],
-    why_unsupported: Callable[[P], str | None],
-    context: Callable[[Config], Mapping[str, object]] = lambda _: {},
-    label: Callable[[Config], str] = tiles.label,
-    weight_layouts: Mapping[str, str] | None = None,
-) -> Family[P]:
-    """Return a family of matrix products.
-
-    Args:
-        name: The family's name.
-        operator: The problems that it solves.
-        template: Its template.
-        product: How its problems are matrix products.
-        own_parameters: Its parameters behind those of the tile.
-        why_unsupported: Family.why_unsupported.
-        context: (config) -> the template's variables beside those of the tile.
-        label: Family.label.
-        weight_layouts: The layouts of weights, for all configs.
-    """
-
-    def why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-        return why_tile_illegal(product.tile(config, dtype), arch)
-
-    def candidate_values(
-        parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: P | None
-    ) -> Sequence[Value]:
-        decided = product.decided(problem) if problem else {}
-        if parameter.name in decided:
-            return (decided[parameter.name],)
-        return _tile_values(parameter, chosen, arch, decided.get("alignment"))
-
-    def launches(problem: P, config: Config, arch: Architecture) -> list[Launch]:
-        if any(config[name] != value for name, value in product.decided(problem).items()):
-            return []
-        tile = product.tile(config, problem.dtype)
-        work = product.work(problem, tile)
-        return [
-            {"swizzle": log, "slices": slices, "stream": stream}
-            for slices, stream in _distributions(work, tile, arch)
-            for log in tiles.swizzles(work.tiles_n)
-        ]
-
-    def cost(problem: P, config: Config, arch: Architecture) -> float:
-        tile = product.tile(config, problem.dtype)
-        return _cycles(product.work(problem, tile), tile, arch)
-
-    return Family(
-        name=name,
-        operator=operator,
-        kind=DEVICE_IMAGE,
-        template=template,
-        architectures=cuda_architectures(),
-        dtypes=("f16", "bf16"),
-        parameters=(*_tile_parameters(product.m, product.n, product.k), *own_parameters),
-        launch_parameters=(
-            Parameter("swizzle", (0, 1, 2), "log2 of how many tiles of N follow each other"),
-            Parameter(
-                "slices", (1, 2, 4, 8, 16, 32, 64), f"split of the {product.split} over blocks, summed in float32"
-            ),
-            Parameter("stream", (0, 1, 2, 3, 4), "blocks an SM that share all tiles' steps equally; 0: off"),
-        ),
-        why_illegal=why_illegal,
-        candidate_values=candidate_values,
-        why_unsupported=why_unsupported,
-        launches=launches,
-        cost=cost,
-        context=lambda config, arch, dtype: {**tiles.context(product.tile(config, dtype)), **context(config)},
-        label=label,
-        weight_layouts=lambda _: weight_layouts or {},
-    )
-
-
-def _tile_parameters(m: str, n: str, k: str) -> tuple[Parameter, ...]:
+def product_parameters(m: str, n: str, k: str, *own: Parameter) -> tuple[Parameter, ...]:
+    """Return the parameters of a product's tile, in words for its extents, and those of a family's own."""
     return (
         Parameter("generation", tiles.GENERATIONS, "generation of its instructions: the architecture's"),
         Parameter("tile_m", (32, 64, 128, 256), f"threadblock tile: {m}"),
@@ -166,7 +64,74 @@ def _tile_parameters(m: str, n: str, k: str) -> tuple[Parameter, ...]:
         Parameter("warp_n", (16, 32, 64), f"warp tile: {n}"),
         Parameter("warp_k", (32, 64), f"warp tile: {k}; half of tile_k slices K over warps"),
         Parameter("stages", (2, 3, 4, 5, 6), "tiles in flight between memory and tensor cores"),
+        *own,
     )
+
+
+def split_parameters(split: str) -> tuple[Parameter, ...]:
+    """Return the launch parameters, in words for the extent that a split divides."""
+    return (
+        Parameter("swizzle", (0, 1, 2), "log2 of how many tiles of N follow each other"),
+        Parameter("slices", (1, 2, 4, 8, 16, 32, 64), f"split of the {split} over blocks, summed in float32"),
+        Parameter("stream", (0, 1, 2, 3, 4), "blocks an SM that share all tiles' steps equally; 0: off"),
+    )
+
+
+class StreamKFamily(Family[P]):
+    """Products whose steps along K are distributed over blocks.
+
+    Attributes:
+        k_major: Whether the operands A and B are contiguous along K.
+    """
+
+    kind = DEVICE_IMAGE
+    architectures = cuda_architectures()
+    dtypes = ("f16", "bf16")
+    k_major: tuple[bool, bool]
+
+    @abstractmethod
+    def work(self, problem: P, tile: ThreadblockTile) -> StreamKWork:
+        """Return the work that is distributed."""
+
+    @abstractmethod
+    def decided(self, problem: P) -> Mapping[str, Value]:
+        """Return the parameters behind those of the tile that have only one value for a problem, with that value."""
+
+    def tile(self, config: Config, dtype: str) -> ThreadblockTile:
+        """Return a config's tile."""
+        return tiles.tile_of(config, dtype, self.k_major)
+
+    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
+        yield why_tile_illegal(self.tile(config, dtype), arch)
+
+    def candidate_values(
+        self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: P | None
+    ) -> Sequence[Value]:
+        decided = self.decided(problem) if problem else {}
+        if parameter.name in decided:
+            return (decided[parameter.name],)
+        return _tile_values(parameter, chosen, arch, decided.get("alignment"))
+
+    def launches(self, problem: P, config: Config, arch: Architecture) -> list[Launch]:
+        if any(config[name] != value for name, value in self.decided(problem).items()):
+            return []
+        tile = self.tile(config, problem.dtype)
+        work = self.work(problem, tile)
+        return [
+            {"swizzle": log, "slices": slices, "stream": stream}
+            for slices, stream in _distributions(work, tile, arch)
+            for log in tiles.swizzles(work.tiles_n)
+        ]
+
+    def cost(self, problem: P, config: Config, arch: Architecture) -> float:
+        tile = self.tile(config, problem.dtype)
+        return _cycles(self.work(problem, tile), tile, arch)
+
+    def context(self, config: Config, arch: Architecture, dtype: str) -> Mapping[str, object]:
+        return tiles.context(self.tile(config, dtype))
+
+    def label(self, config: Config) -> str:
+        return tiles.label(config)
 
 
 def _tile_values(parameter: Parameter, chosen: Config, arch: Architecture, alignment: Value | None) -> Sequence[Value]:

@@ -39,7 +39,7 @@ LAUNCH_PARAMETERS = (
 )
 
 
-def launches(problem: Solved, config: Config, arch: Architecture) -> list[Launch]:
+def timed_launches(problem: Solved, config: Config, arch: Architecture) -> list[Launch]:
     """Return the launch values worth timing: for each way to load, the occupancies, stagings and rasters that fit."""
     x = Conv2dShape.from_config(config, problem.dtype)
     conv = convolution_of(problem, x.merge)

@@ -1,15 +1,12 @@
-"""Configs of sm90_conv2d as shapes, and the rules that decide which of them compile."""
+"""Configs of the families of sm90/conv2d.cu.j2 as shapes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from autotune.core import Architecture
-from autotune.families import se_gate
 from autotune.families.base import Config
-from autotune.families.rules import Rules, first_unmet, require
-from autotune.families.sm90.rates import MAX_CLUSTER
-from autotune.ir import BYTE_FORMATS, DTYPES, Epilogue
+from autotune.ir import DTYPES
 
 ROW_BYTES = (32, 64, 128)
 """Bytes that a step can have along the channels: those of the swizzles of TMA and wgmma."""
@@ -139,70 +136,3 @@ class Conv2dShape:
     def weight_bytes(self) -> int:
         """Shared memory of a step's weights."""
         return self.columns * self.row_bytes
-
-
-def why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    """Return why a config cannot be compiled, or None."""
-    x = Conv2dShape.from_config(config, dtype)
-
-    def rules() -> Rules:
-        yield from _shape_rules(x, arch)
-        yield require(dtype not in BYTE_FORMATS or "gate" not in epilogue.names, "gates are not computed from bytes")
-        if x.hidden:
-            yield from _folded_rules(x, epilogue)
-        elif "gate" in epilogue.names:
-            yield from _gate_rules(x, epilogue)
-
-    return first_unmet(rules())
-
-
-def _shape_rules(x: Conv2dShape, arch: Architecture) -> Rules:
-    yield require(
-        not x.pingpong or (x.groups == 2 and x.slices == 1),
-        "pingpong needs groups=2, each with its own tile, and slices=1",
-    )
-    yield require(
-        x.m % (64 * x.team) == 0, "tile_m must be a multiple of 64 rows for each warpgroup that shares a tile"
-    )
-    yield require(
-        x.accumulators <= x.max_accumulators,
-        f"a thread must have at most {x.max_accumulators} sums, or spills; it has {x.accumulators}",
-    )
-    streamed = not x.patch and not x.resident
-    yield require(x.cluster_n == 1 or streamed, "cluster_n > 1 needs activations=im2col and weights=streamed")
-    yield require(x.slices == 1 or streamed, "slices > 1 needs activations=im2col and weights=streamed")
-    yield require(x.cluster <= MAX_CLUSTER, f"a cluster must have at most {MAX_CLUSTER} blocks; it has {x.cluster}")
-    yield require(x.slices == 1 or x.cluster_m == 1, "slices > 1 needs cluster_m=1: split tiles share no weights")
-    yield require(
-        (x.m // x.team // 64 * 2 * (x.n // 32)) % x.slices == 0,
-        "slices must divide a warpgroup's blocks of 32 x 32 sums",
-    )
-    yield require(
-        x.row_bytes in ROW_BYTES, f"a step of tile_k channels must take {', '.join(map(str, ROW_BYTES))} bytes"
-    )
-    yield require(
-        x.row_bytes == ROW_BYTES[-1] or (x.n <= 128 and x.m <= 128 and x.cluster == 1),
-        "tile_k below 128 bytes is for few channels: tile_m and tile_n must be at most 128, and a cluster one block",
-    )
-    room, least = max_shared_bytes(arch), 2 * (x.m + x.columns) * x.row_bytes
-    yield require(least <= room, f"two stages must fit {room} bytes of shared memory; they take {least}")
-    yield require(x.columns <= 256, f"wgmma has at most 256 columns; tile_n and hidden make {x.columns}")
-
-
-def _gate_rules(x: Conv2dShape, epilogue: Epilogue) -> Rules:
-    yield from se_gate.epilogue_rules(epilogue)
-    yield require(
-        not (x.pingpong or x.resident or x.cluster_m > 1),
-        "with a gate, schedule must be cooperative, weights streamed and cluster_m 1",
-    )
-    yield require(
-        x.n % (64 * x.slices) == 0, "with a gate, each block needs a multiple of 64 channels: tile_n / slices"
-    )
-
-
-def _folded_rules(x: Conv2dShape, epilogue: Epilogue) -> Rules:
-    yield from se_gate.folded_epilogue_rules(epilogue)
-    yield require(
-        "project" not in epilogue.names or not (x.patch or x.resident or x.slices > 1),
-        "with a projection, activations must be im2col, weights streamed and slices 1",
-    )

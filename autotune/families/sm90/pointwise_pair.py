@@ -1,18 +1,14 @@
-"""Two 1x1 convolutions for Hopper without the tensor between them: TMA and wgmma; fp16, bf16 and signed bytes, NHWC.
-
-The GEMMs are M = n*h*w, N = hidden, K = c, and M, N = k, K = hidden. See
-templates/sm90/pointwise_pair/pointwise_pair.cuh.
-"""
+"""Two 1x1 convolutions in one kernel for Hopper: templates/sm90/pointwise_pair/pointwise_pair.cuh."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.core import MAX_PROCESSORS, Architecture, ceil_div, round_up
 from autotune.families.base import Config, Launch, Parameter, Value
-from autotune.families.rules import Rules, first_unmet, require, require_no_overflow
-from autotune.families.sm90.hopper_family import hopper_family
+from autotune.families.rules import Rules, require, require_no_overflow
+from autotune.families.sm90.common import HopperFamily
 from autotune.ir import DTYPES, Epilogue, PointwisePair
 
 _COLUMNS, _ROW_BYTES = tuple(range(32, 257, 32)), (32, 64, 128)
@@ -33,7 +29,7 @@ _CHUNK_WAIT, _TILE_WAIT, _START = 300, 800, 2500
 
 @dataclass(frozen=True)
 class PairShape:
-    """A config's numbers for a dtype; FAMILY.parameters say what they mean."""
+    """A config's numbers for a dtype; Sm90PointwisePair.parameters say what they mean."""
 
     element_bytes: int
     columns: int
@@ -92,10 +88,38 @@ class PairShape:
         return min(fit, _MAX_WEIGHT_SLOTS) if fit >= 2 + self.ahead else 0
 
 
-def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    shape = PairShape.from_config(config, dtype)
+def _row_bytes(problem: PointwisePair) -> int:
+    """Return the shortest rows in shared memory that hold the input channels, or the longest ones."""
+    needed = problem.c * DTYPES[problem.dtype].itemsize
+    return next((row for row in _ROW_BYTES if needed <= row), _ROW_BYTES[-1])
 
-    def rules() -> Rules:
+
+class Sm90PointwisePair(HopperFamily[PointwisePair]):
+    """Two 1x1 convolutions for Hopper without the tensor between them: TMA and wgmma; fp16, bf16 and s8, NHWC.
+
+    The GEMMs are M = n*h*w, N = hidden, K = c, and M, N = k, K = hidden.
+    """
+
+    name = "sm90_pointwise_pair"
+    operator = PointwisePair
+    template = "sm90/pointwise_pair/pointwise_pair.cu.j2"
+    dtypes = ("f16", "bf16", "s8")
+    parameters = (
+        Parameter("columns", _COLUMNS, "output channels, rounded up"),
+        Parameter("chunk", (32, 64, 128), "hidden channels at a time"),
+        Parameter("row_bytes", _ROW_BYTES, "bytes of input channels in a swizzled row of shared memory"),
+        Parameter("groups", (1, 2, 3), "warpgroups that multiply, of 64 pixels each"),
+        Parameter("weights", ("streamed", "resident"), "loaded for each tile, or once for all tiles of a block"),
+        Parameter("ahead", (1, 0), "1: the next chunk's first product runs during the steps between the convolutions"),
+    )
+    launch_parameters = (
+        Parameter("x_slots", (1, 2, 3), "buffers of pixels"),
+        Parameter("weight_slots", tuple(range(_MAX_WEIGHT_SLOTS + 1)), "buffers of filters; 0 where they are resident"),
+        Parameter("grid", tuple(range(2 * MAX_PROCESSORS + 1)), "most blocks; 0: one for each tile"),
+    )
+
+    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
+        shape = PairShape.from_config(config, dtype)
         yield require(epilogue.anchors == PointwisePair.anchors, "the epilogue must have the step conv")
         taken, most = shape.registers(epilogue), _REGISTERS[shape.groups]
         yield require(taken <= most, f"sums and operands of a thread must fit {most} registers; they take {taken}")
@@ -106,27 +130,16 @@ def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilo
             least <= arch.block_shared, f"a block must fit {arch.block_shared} bytes of shared memory; it takes {least}"
         )
 
-    return first_unmet(rules())
+    def candidate_values(
+        self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: PointwisePair | None
+    ) -> Sequence[Value]:
+        if problem and parameter.name == "columns":
+            return [columns for columns in _COLUMNS if columns == round_up(problem.k, 32)]
+        if problem and parameter.name == "row_bytes":
+            return (_row_bytes(problem),)
+        return parameter.values
 
-
-def _row_bytes(problem: PointwisePair) -> int:
-    """Return the shortest rows in shared memory that hold the input channels, or the longest ones."""
-    needed = problem.c * DTYPES[problem.dtype].itemsize
-    return next((row for row in _ROW_BYTES if needed <= row), _ROW_BYTES[-1])
-
-
-def _candidate_values(
-    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: PointwisePair | None
-) -> Sequence[Value]:
-    if problem and parameter.name == "columns":
-        return [columns for columns in _COLUMNS if columns == round_up(problem.k, 32)]
-    if problem and parameter.name == "row_bytes":
-        return (_row_bytes(problem),)
-    return parameter.values
-
-
-def _why_unsupported(problem: PointwisePair) -> str | None:
-    def rules() -> Rules:
+    def unsupported(self, problem: PointwisePair) -> Rules:
         sizes = problem.c, problem.hidden, problem.k
         granule = 16 // DTYPES[problem.dtype].itemsize  # TMA's strides are multiples of 16 bytes
         yield require(all(size % granule == 0 for size in sizes), f"c, hidden and k must be multiples of {granule}")
@@ -134,13 +147,8 @@ def _why_unsupported(problem: PointwisePair) -> str | None:
         yield require(problem.k <= _COLUMNS[-1], f"k must be at most {_COLUMNS[-1]}, the columns of a wgmma")
         yield require(problem.rows < 2**31, "there must be fewer than 2^31 pixels")
 
-    return first_unmet(rules())
-
-
-def _why_unfit(problem: PointwisePair, config: Config, arch: Architecture) -> str | None:
-    shape = PairShape.from_config(config, problem.dtype)
-
-    def rules() -> Rules:
+    def unfit(self, problem: PointwisePair, config: Config, arch: Architecture) -> Rules:
+        shape = PairShape.from_config(config, problem.dtype)
         wanted, compiled = (round_up(problem.k, 32), _row_bytes(problem)), (shape.columns, shape.row_bytes)
         yield require(
             compiled == wanted, f"it is compiled for (columns, row_bytes) {compiled}; the problem needs {wanted}"
@@ -150,74 +158,46 @@ def _why_unfit(problem: PointwisePair, config: Config, arch: Architecture) -> st
             shape.weight_slots(problem, 1, arch.block_shared), f"a tile must fit {arch.block_shared} bytes of memory"
         )
 
-    return first_unmet(rules())
+    def launches(self, problem: PointwisePair, config: Config, arch: Architecture) -> list[Launch]:
+        """Return the numbers of buffers worth timing, for one block of an SM, and for two that share it."""
+        shape = PairShape.from_config(config, problem.dtype)
+        tiles = ceil_div(problem.rows, shape.rows)
+        found: list[Launch] = []
+        for blocks in (1, 2) if shape.groups == 1 else (1,):
+            room = min(arch.block_shared, arch.sm_shared // blocks - arch.reserved_shared)
+            grid = blocks * arch.processors
+            for x_slots in (2, 3, 1):
+                weight_slots = shape.weight_slots(problem, x_slots, room)
+                is_useful = x_slots == 1 or tiles > (x_slots - 1) * grid
+                if weight_slots and is_useful:
+                    slots = 0 if shape.resident else weight_slots
+                    found.append({"x_slots": x_slots, "weight_slots": slots, "grid": grid})
+        return found
+
+    def cost(self, problem: PointwisePair, config: Config, arch: Architecture) -> float:
+        """Estimate cycles: rounds of tiles, each bound by products, by steps, by the filters or by memory."""
+        shape = PairShape.from_config(config, problem.dtype)
+        rounds = ceil_div(ceil_div(problem.rows, shape.rows), arch.processors)
+        depth, hidden = round_up(problem.c, shape.row), round_up(problem.hidden, shape.chunk)
+        chunks = hidden // shape.chunk
+        product = shape.rows * hidden * (depth + shape.columns) * shape.element_bytes / 2 / (arch.wgmma_rate or 2048)
+        steps = shape.rows * (hidden + shape.columns) / _STEPS_ELEMENTS_A_CYCLE
+        waits = (chunks * _CHUNK_WAIT / (1 + shape.ahead) + _TILE_WAIT) / min(shape.groups, 2)
+        weights = chunks * shape.weight_bytes(problem.c) / _L2_BYTES_A_CYCLE
+        rows = min(shape.rows, problem.rows)
+        memory = rows / problem.rows * problem.bytes / _MEMORY_BYTES_A_CYCLE
+        overlaps = shape.groups > 1 or shape.ahead
+        work = max(product, steps) if overlaps else product + steps
+        tile = max(work, memory, 0 if shape.resident else weights)
+        return rounds * (tile + waits) + _START + (weights if shape.resident else 0)
+
+    def label(self, config: Config) -> str:
+        shape = PairShape.from_config(config, "f16")  # no label depends on the dtype
+        extras = f"{' resident' if shape.resident else ''}{' ahead' if shape.ahead else ''}"
+        return f"{shape.rows}x{shape.chunk}>{shape.columns}{extras}"
+
+    def weight_layouts(self, config: Config) -> Mapping[str, str]:
+        return {"weight1": "wgmma", "weight2": "wgmma_pair"}
 
 
-def _launches(problem: PointwisePair, config: Config, arch: Architecture) -> list[Launch]:
-    """Return the numbers of buffers worth timing, for one block of an SM, and for two that share it."""
-    shape = PairShape.from_config(config, problem.dtype)
-    tiles = ceil_div(problem.rows, shape.rows)
-    found: list[Launch] = []
-    for blocks in (1, 2) if shape.groups == 1 else (1,):
-        room = min(arch.block_shared, arch.sm_shared // blocks - arch.reserved_shared)
-        grid = blocks * arch.processors
-        for x_slots in (2, 3, 1):
-            weight_slots = shape.weight_slots(problem, x_slots, room)
-            is_useful = x_slots == 1 or tiles > (x_slots - 1) * grid
-            if weight_slots and is_useful:
-                slots = 0 if shape.resident else weight_slots
-                found.append({"x_slots": x_slots, "weight_slots": slots, "grid": grid})
-    return found
-
-
-def _cost(problem: PointwisePair, config: Config, arch: Architecture) -> float:
-    """Estimate cycles: rounds of tiles, each bound by products, by steps, by the filters or by memory."""
-    shape = PairShape.from_config(config, problem.dtype)
-    rounds = ceil_div(ceil_div(problem.rows, shape.rows), arch.processors)
-    depth, hidden = round_up(problem.c, shape.row), round_up(problem.hidden, shape.chunk)
-    chunks = hidden // shape.chunk
-    product = shape.rows * hidden * (depth + shape.columns) * shape.element_bytes / 2 / (arch.wgmma_rate or 2048)
-    steps = shape.rows * (hidden + shape.columns) / _STEPS_ELEMENTS_A_CYCLE
-    waits = (chunks * _CHUNK_WAIT / (1 + shape.ahead) + _TILE_WAIT) / min(shape.groups, 2)
-    weights = chunks * shape.weight_bytes(problem.c) / _L2_BYTES_A_CYCLE
-    rows = min(shape.rows, problem.rows)
-    memory = rows / problem.rows * problem.bytes / _MEMORY_BYTES_A_CYCLE
-    overlaps = shape.groups > 1 or shape.ahead
-    work = max(product, steps) if overlaps else product + steps
-    tile = max(work, memory, 0 if shape.resident else weights)
-    return rounds * (tile + waits) + _START + (weights if shape.resident else 0)
-
-
-def _label(config: Config) -> str:
-    shape = PairShape.from_config(config, "f16")  # no label depends on the dtype
-    extras = f"{' resident' if shape.resident else ''}{' ahead' if shape.ahead else ''}"
-    return f"{shape.rows}x{shape.chunk}>{shape.columns}{extras}"
-
-
-FAMILY = hopper_family(
-    "sm90_pointwise_pair",
-    PointwisePair,
-    template="sm90/pointwise_pair/pointwise_pair.cu.j2",
-    parameters=(
-        Parameter("columns", _COLUMNS, "output channels, rounded up"),
-        Parameter("chunk", (32, 64, 128), "hidden channels at a time"),
-        Parameter("row_bytes", _ROW_BYTES, "bytes of input channels in a swizzled row of shared memory"),
-        Parameter("groups", (1, 2, 3), "warpgroups that multiply, of 64 pixels each"),
-        Parameter("weights", ("streamed", "resident"), "loaded for each tile, or once for all tiles of a block"),
-        Parameter("ahead", (1, 0), "1: the next chunk's first product runs during the steps between the convolutions"),
-    ),
-    launch_parameters=(
-        Parameter("x_slots", (1, 2, 3), "buffers of pixels"),
-        Parameter("weight_slots", tuple(range(_MAX_WEIGHT_SLOTS + 1)), "buffers of filters; 0 where they are resident"),
-        Parameter("grid", tuple(range(2 * MAX_PROCESSORS + 1)), "most blocks; 0: one for each tile"),
-    ),
-    why_illegal=_why_illegal,
-    candidate_values=_candidate_values,
-    why_unsupported=_why_unsupported,
-    why_unfit=_why_unfit,
-    launches=_launches,
-    cost=_cost,
-    label=_label,
-    weight_layouts={"weight1": "wgmma", "weight2": "wgmma_pair"},
-    dtypes=("f16", "bf16", "s8"),
-)
+FAMILIES = (Sm90PointwisePair(),)

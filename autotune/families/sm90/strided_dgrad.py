@@ -1,20 +1,14 @@
-"""Input gradient of a strided convolution for Hopper: TMA and wgmma; fp16 and bf16 with float32 sums, NHWC.
-
-Each phase of the stride is a GEMM: M = its pixels, N = c, K = k and the taps of the filter that its pixels meet. See
-templates/sm90/strided_dgrad/conv2d.cuh.
-"""
+"""Input gradient of a strided convolution for Hopper: templates/sm90/strided_dgrad/conv2d.cuh."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from autotune.core import Architecture, ceil_div
 from autotune.families.base import Config, Launch, Parameter
-from autotune.families.rules import Rules, first_unmet, require
-from autotune.families.sm90.hopper_family import hopper_family
-from autotune.families.sm90.im2col import im2col_rules
-from autotune.families.sm90.rates import LOADED_BYTES_A_CYCLE
+from autotune.families.rules import Rules, require
+from autotune.families.sm90.common import LOADED_BYTES_A_CYCLE, HopperFamily, im2col_rules
 from autotune.families.sm90.staged_tile import CHUNK, StagedTile
 from autotune.ir import Conv2dDgrad, Epilogue
 
@@ -60,18 +54,30 @@ def _phases(problem: Conv2dDgrad) -> Iterator[tuple[int, int]]:
             yield problem.n * rows * columns, down * across
 
 
-def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    x = StridedDgradShape.from_config(config)
+class Sm90StridedDgrad(HopperFamily[Conv2dDgrad]):
+    """Input gradient of a strided convolution for Hopper: TMA and wgmma; fp16 and bf16 with float32 sums, NHWC.
 
-    def rules() -> Rules:
+    Each phase of the stride is a GEMM: M = its pixels, N = c, K = k and the taps of the filter that its pixels meet.
+    """
+
+    name = "sm90_strided_dgrad"
+    operator = Conv2dDgrad
+    template = "sm90/strided_dgrad/conv2d.cu.j2"
+    parameters = (
+        Parameter("tile_m", (64, 128, 192, 256), "pixels of a tile"),
+        Parameter("tile_n", (32, 64, 96, 128, 192, 256), "input channels of a tile"),
+        Parameter("groups", (1, 2, 3), "warpgroups that multiply"),
+        Parameter("blocks", (1, 2, 3), "blocks that a multiprocessor holds"),
+        Parameter("cluster_m", (1, 2, 4), "tiles of a cluster that share the loads of weights"),
+    )
+    launch_parameters = (Parameter("slots", tuple(range(2, _MAX_SLOTS + 1)), "stages of dy and weights"),)
+
+    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
+        x = StridedDgradShape.from_config(config)
         yield require(x.n % (_ATOM * x.cluster_m) == 0, f"each tile of a cluster must load {_ATOM} channels of weights")
         yield from x.rules(arch, "tile_m", x.blocks)
 
-    return first_unmet(rules())
-
-
-def _why_unsupported(problem: Conv2dDgrad) -> str | None:
-    def rules() -> Rules:
+    def unsupported(self, problem: Conv2dDgrad) -> Rules:
         yield require(max(problem.stride) > 1, "with stride 1 the gradient is a convolution: see sm90_conv2d")
         yield require(max(problem.stride) <= _MAX_STRIDE, f"stride must be at most {_MAX_STRIDE}")
         yield require(problem.groups == 1, "groups must be 1")
@@ -79,71 +85,45 @@ def _why_unsupported(problem: Conv2dDgrad) -> str | None:
         yield from im2col_rules(problem, *problem.stride)
         yield require(problem.n * problem.h * problem.w < 2**31, "dx must have fewer than 2^31 pixels")
 
-    return first_unmet(rules())
-
-
-def _why_unfit(problem: Conv2dDgrad, config: Config, arch: Architecture) -> str | None:
-    x = StridedDgradShape.from_config(config)
-    most = max(pixels for pixels, _ in _phases(problem))
-
-    def rules() -> Rules:
+    def unfit(self, problem: Conv2dDgrad, config: Config, arch: Architecture) -> Rules:
+        x = StridedDgradShape.from_config(config)
+        most = max(pixels for pixels, _ in _phases(problem))
         yield require(x.m == 64 or x.m < 2 * most, f"tile_m {x.m} would leave half of a tile empty")
         yield require(x.n == 32 or x.n < 2 * problem.c, f"tile_n {x.n} would leave half of a tile empty")
         tiles = ceil_div(most, x.m)
         yield require(x.cluster_m <= tiles, f"cluster_m {x.cluster_m} would leave blocks of each phase without pixels")
 
-    return first_unmet(rules())
+    def launches(self, problem: Conv2dDgrad, config: Config, arch: Architecture) -> list[Launch]:
+        """Return as many stages as fit, but no more than a tile has fills."""
+        fills = max(taps for _, taps in _phases(problem)) * ceil_div(problem.k, CHUNK)
+        x = StridedDgradShape.from_config(config)
+        return [{"slots": max(2, min(x.slots(arch, _MAX_SLOTS, x.blocks), fills))}]
+
+    def cost(self, problem: Conv2dDgrad, config: Config, arch: Architecture) -> float:
+        """Estimate cycles: the tiles of all phases, bound by products, by loads or by the store of the result."""
+        x = StridedDgradShape.from_config(config)
+        columns, chunks = ceil_div(problem.c, x.n), ceil_div(problem.k, CHUNK)
+        product = x.m * x.n * CHUNK / arch.wgmma_rate
+        loads = (x.m + x.n / x.cluster_m) * CHUNK * 2 / LOADED_BYTES_A_CYCLE
+        cycles = longest = 0.0
+        for pixels, taps in _phases(problem):
+            tiles = ceil_div(pixels, x.m) * columns
+            busy = taps * chunks * max(product, loads) + x.m * x.n * 2 / _STORED_BYTES_A_CYCLE
+            cycles += tiles * (busy + _BLOCK_CYCLES / x.blocks)
+            longest = max(longest, busy + _BLOCK_CYCLES)
+        return max(cycles / arch.processors_for(x.cluster_m), longest)
+
+    def label(self, config: Config) -> str:
+        x = StridedDgradShape.from_config(config)
+        parts = [
+            f"{x.m}x{x.n} {x.groups}wg",
+            f"c{x.cluster_m}x1" * (x.cluster_m > 1),
+            f"blocks {x.blocks}" * (x.blocks > 1),
+        ]
+        return " ".join(filter(None, parts))
+
+    def weight_layouts(self, config: Config) -> Mapping[str, str]:
+        return {"weight": "wgmma_dgrad"}
 
 
-def _launches(problem: Conv2dDgrad, config: Config, arch: Architecture) -> list[Launch]:
-    """Return as many stages as fit, but no more than a tile has fills."""
-    fills = max(taps for _, taps in _phases(problem)) * ceil_div(problem.k, CHUNK)
-    x = StridedDgradShape.from_config(config)
-    return [{"slots": max(2, min(x.slots(arch, _MAX_SLOTS, x.blocks), fills))}]
-
-
-def _cost(problem: Conv2dDgrad, config: Config, arch: Architecture) -> float:
-    """Estimate cycles: the tiles of all phases, bound by products, by loads or by the store of the result."""
-    x = StridedDgradShape.from_config(config)
-    columns, chunks = ceil_div(problem.c, x.n), ceil_div(problem.k, CHUNK)
-    product = x.m * x.n * CHUNK / arch.wgmma_rate
-    loads = (x.m + x.n / x.cluster_m) * CHUNK * 2 / LOADED_BYTES_A_CYCLE
-    cycles = longest = 0.0
-    for pixels, taps in _phases(problem):
-        tiles = ceil_div(pixels, x.m) * columns
-        busy = taps * chunks * max(product, loads) + x.m * x.n * 2 / _STORED_BYTES_A_CYCLE
-        cycles += tiles * (busy + _BLOCK_CYCLES / x.blocks)
-        longest = max(longest, busy + _BLOCK_CYCLES)
-    return max(cycles / arch.processors_for(x.cluster_m), longest)
-
-
-def _label(config: Config) -> str:
-    x = StridedDgradShape.from_config(config)
-    parts = [
-        f"{x.m}x{x.n} {x.groups}wg",
-        f"c{x.cluster_m}x1" * (x.cluster_m > 1),
-        f"blocks {x.blocks}" * (x.blocks > 1),
-    ]
-    return " ".join(filter(None, parts))
-
-
-FAMILY = hopper_family(
-    "sm90_strided_dgrad",
-    Conv2dDgrad,
-    template="sm90/strided_dgrad/conv2d.cu.j2",
-    parameters=(
-        Parameter("tile_m", (64, 128, 192, 256), "pixels of a tile"),
-        Parameter("tile_n", (32, 64, 96, 128, 192, 256), "input channels of a tile"),
-        Parameter("groups", (1, 2, 3), "warpgroups that multiply"),
-        Parameter("blocks", (1, 2, 3), "blocks that a multiprocessor holds"),
-        Parameter("cluster_m", (1, 2, 4), "tiles of a cluster that share the loads of weights"),
-    ),
-    launch_parameters=(Parameter("slots", tuple(range(2, _MAX_SLOTS + 1)), "stages of dy and weights"),),
-    why_illegal=_why_illegal,
-    why_unsupported=_why_unsupported,
-    why_unfit=_why_unfit,
-    launches=_launches,
-    cost=_cost,
-    label=_label,
-    weight_layouts={"weight": "wgmma_dgrad"},
-)
+FAMILIES = (Sm90StridedDgrad(),)

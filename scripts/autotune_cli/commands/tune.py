@@ -204,8 +204,7 @@ def _add_candidates(group: Group) -> None:
         action="append",
         default=[],
         metavar="FAMILY",
-        help="try only this family; may be repeated. The CUTLASS 3.x families, whose kernels take up to a minute to "
-        "compile, are tried only if they are named here",
+        help="try only this family; may be repeated",
     )
     group.add_argument(
         "--families",

@@ -24,11 +24,20 @@ from tuning_db import Store
 FAMILY = """
 from autotune.families import SHARED_LIBRARY, Family, Parameter
 from autotune.families.vector_add import VectorAdd
-FAMILY = Family(
-    name="{name}", operator=VectorAdd, kind=SHARED_LIBRARY, template="{name}.cpp.j2", architectures=("cpu",),
-    parameters=(Parameter("block", (16, 64), "numbers in registers"), Parameter("chunk", (4096,), "a thread's")),
-    cost=lambda *_: 0,
-)
+class Own(Family):
+    name, operator, kind, template = "{name}", VectorAdd, SHARED_LIBRARY, "{name}.cpp.j2"
+    architectures = ("cpu",)
+    parameters = (Parameter("block", (16, 64), "numbers in registers"), Parameter("chunk", (4096,), "a thread's"))
+    def cost(self, problem, config, arch):
+        return 0
+FAMILIES = (Own(),)
+"""
+BARE = """
+from autotune.families import Family
+class Bare(Family):
+    def cost(self, problem, config, arch):
+        return 0
+FAMILIES = [Bare()]
 """
 FAULTS = {
     "unclosed": ("{{ apply(", "{{ (apply("),
@@ -76,10 +85,13 @@ class Shift2d(Problem):
     "cpu_shift2d.py": """
 from autotune.families import SHARED_LIBRARY, Family, Parameter
 from autotune.families.shift2d import Shift2d
-FAMILY = Family(
-    name="cpu_shift2d", operator=Shift2d, kind=SHARED_LIBRARY, template="cpu_shift2d.cpp.j2", architectures=("cpu",),
-    parameters=(Parameter("block", (1, 16), "numbers in registers"),), cost=lambda *_: 0,
-)
+class CpuShift2d(Family):
+    name, operator, kind, template = "cpu_shift2d", Shift2d, SHARED_LIBRARY, "cpu_shift2d.cpp.j2"
+    architectures = ("cpu",)
+    parameters = (Parameter("block", (1, 16), "numbers in registers"),)
+    def cost(self, problem, config, arch):
+        return 0
+FAMILIES = (CpuShift2d(),)
 """,
     "cpu_shift2d.cpp.j2": """
 {% from "epilogue.j2" import apply %}
@@ -152,7 +164,7 @@ def tuned(documented, tmp_path_factory):
 
 def test_it_is_small(documented):
     lines = [line for path in documented.folder.iterdir() for line in path.read_text().splitlines() if line.strip()]
-    assert len(list(documented.folder.iterdir())) == 5 and len(lines) < 80
+    assert len(list(documented.folder.iterdir())) == 5 and len(lines) < 90
 
 
 @pytest.mark.process
@@ -321,9 +333,10 @@ print("ok")
     [
         ("broken.py", "x = 1\nx = = 2\n", "broken.py, line 2: SyntaxError"),
         ("raising.py", "import os\n\nos.nothing\n", "raising.py, line 3: AttributeError"),
-        ("number.py", "FAMILY = 3\n", "number.py: FAMILY must be a Family, not of type int"),
+        ("number.py", "FAMILIES = 3\n", "number.py: FAMILIES must be a tuple or list of instances of Family"),
+        ("bare.py", BARE, "bare.py: Bare must define name, operator, kind, template, architectures, parameters"),
         ("base.py", "", "base.py has the name of one of the project's own: rename it"),
-        ("twin.py", "from autotune.families.cpu.conv2d import FAMILY\n", "already a family 'cpu_conv2d'"),
+        ("twin.py", "from autotune.families.cpu.conv2d import FAMILIES\n", "already a family 'cpu_conv2d'"),
         (None, "", "there is no folder"),
     ],
 )

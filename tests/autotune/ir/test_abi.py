@@ -53,7 +53,7 @@ def test_every_operator_has_a_struct():
     shared |= {"layer_norm": "pixels", "softmax": "pixels"}
     shared |= dict.fromkeys(("clipped_avg_pool2d", "adaptive_avg_pool2d"), "pool2d")
     shared |= {"avg_pool2d": "pool2d", "max_pool2d": "pool2d", "global_avg_pool2d": "pixels", "elementwise": "pixels"}
-    shared |= {"max_pool2d_gradient": "pool2d", "batch_norm_statistics": "pixels"}
+    shared |= {"batch_norm_statistics": "pixels"}
     shared |= dict.fromkeys(("max_pool2d_places", "max_pool2d_places_gradient"), "pool2d")
     shared |= {"expand_depthwise": "conv2d", "squeeze_excite": "se_tail", "se_gates": "se_tail"}
     shared |= {"inverted_residual": "conv2d_se"}

@@ -16,7 +16,6 @@ from autotune.ir import parse
 from fused_resnet.training import step_problems
 from fused_resnet.training.bound_problem import run, use
 from fused_resnet.training.norm_rewrite import rewrite_norms
-from fused_resnet.training.norms import TrainedPool
 from fused_resnet.training.winners import Winners
 from fused_resnet.tuning import TuneLimits, tune_step
 
@@ -86,13 +85,6 @@ def test_a_step_is_right_and_runs_on_our_kernels(norm_db, solved, memory_format)
     assert chains == {"scale,bias,relu": 2, "scale,bias,add,relu": 6, "scale,bias": 2}
     sums = Counter((one.relu, one.gradients) for one in ran if one.operator == "batch_norm_gradient_sums")
     assert sums == {(1, 1): 2, (2, 2): 4, (2, 1): 2, (0, 1): 2}
-
-
-def test_a_pool_runs_on_the_kernels_of_an_older_database(solved, tmp_path):
-    pool = TrainedPool.of(torch.empty(2, 16, 10, 9), 3, 2, 1)
-    database = tuned_step(tmp_path / "older.db", {str(problem): problem for problem in pool.from_input})
-    assert_trains_as_torch(network(), database)
-    assert Counter(parse(text).operator for text in solved) == {"max_pool2d": 2, "max_pool2d_gradient": 2}
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ from autotune.ir.problem.operators.avg_pool2d import AvgPool2d
 from autotune.ir.problem.operators.clipped_avg_pool2d import ClippedAvgPool2d
 from autotune.ir.problem.operators.adaptive_avg_pool2d import AdaptiveAvgPool2d
 from autotune.ir.problem.operators.max_pool2d import MaxPool2d
-from autotune.ir.problem.operators.max_pool2d_gradient import MaxPool2dGradient
 from autotune.ir.problem.operators.max_pool2d_places import MOST_PLACES, MaxPool2dPlaces
 from autotune.ir.problem.operators.max_pool2d_places_gradient import MaxPool2dPlacesGradient
 from autotune.ir.problem.operators.relu_gradient_sums import (
@@ -114,7 +113,6 @@ __all__ = [
     "InvertedResidual",
     "LayerNorm",
     "MaxPool2d",
-    "MaxPool2dGradient",
     "MaxPool2dPlaces",
     "MaxPool2dPlacesGradient",
     "OperatorCall",

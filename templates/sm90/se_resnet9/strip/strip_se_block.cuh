@@ -1,9 +1,9 @@
-// The stem of SE-ResNet9 and the residual block behind it in one kernel, as in block/se_block.cuh, with the product
-// transposed: rows are the 64 output channels, columns are the pixels of a strip of the image, eight wide and as high
-// as the image. Each warpgroup has a strip.
+// The stem of SE-ResNet9 and the residual block behind it in one kernel, with the product transposed: rows are the 64
+// output channels, columns are the pixels of a strip of the image, eight wide and as high as the image. Each warpgroup
+// has a strip.
 //
-// A product then reads 64 rows of filters and 128 pixels (16 lines) where se_block.cuh's reads 64 and 64: three
-// quarters of the shared-memory bandwidth instead of all of it. A thread has two channels of many pixels, so it sums
+// A product then reads 64 rows of filters and 128 pixels (16 lines) where one with pixels as rows reads 64 and 64:
+// three quarters of the shared-memory bandwidth instead of all of it. A thread has two channels of many pixels, so it sums
 // their mean and computes their gate by itself, and a step's vectors are two numbers. stmatrix writes the image to
 // shared memory in transposed 8 x 8 matrices, and TMA stores it.
 //

@@ -1,1 +1,0 @@
-"""Families from CUTLASS 3.x."""
