@@ -21,7 +21,8 @@ import torch
 from torch import fx
 
 from autotune.core import AutotuneError, CaptureError, in_one_line, require_one_of
-from autotune.ir import BYTE_PRECISIONS, Network, ToChannelsLast, TorchCall
+from autotune.ir import BYTE_PRECISIONS, Network
+from autotune.ir.operators import ToChannelsLast, TorchCall
 from autotune.runtime.engine import same_objects
 from fused_resnet.dynamo_graph import Unlifted, unlift
 from fused_resnet.inductor_backend import by_inductor

@@ -29,8 +29,8 @@ from torch import nn
 from autotune.core import LibraryError, UnknownNameError, require_one_of
 from autotune.cudnn_algorithms import benchmark
 from autotune.cudnn_algorithms.selection import DIRECTIONS, ORDERS, Algorithm, select_algorithm
-from autotune.ir import Conv2d as Problem
 from autotune.ir import dtype_name
+from autotune.ir.operators import Conv2d as Problem
 from autotune.libraries.cudnn.classic import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, NAMES, load
 from autotune.measure import CandidateBench
 

@@ -14,7 +14,8 @@ import torch
 
 from autotune.core import Architecture, DeviceKind, LibraryError, architecture, cpu_targets, device_arch, of_capability
 from autotune.families import serving
-from autotune.ir import Conv2dGradientSums, Conv2dStatistics, Network, Problem, TorchCall
+from autotune.ir import Network, Problem
+from autotune.ir.operators import Conv2dGradientSums, Conv2dStatistics, TorchCall
 from autotune.libraries import inductor
 from autotune.measure import BUFFERS, THROTTLED, TIMERS, Timing
 from autotune.tuner.finals import ONLY, TRIALS

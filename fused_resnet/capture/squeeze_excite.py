@@ -9,15 +9,8 @@ from math import prod
 import torch
 from torch import fx
 
-from autotune.ir import (
-    GATE_ACTIVATIONS,
-    HIDDEN_ACTIVATIONS,
-    ConstantSource,
-    Problem,
-    SeTail,
-    SqueezeExcite,
-    stored_shape,
-)
+from autotune.ir import ConstantSource, Problem
+from autotune.ir.operators import GATE_ACTIVATIONS, HIDDEN_ACTIVATIONS, SeTail, SqueezeExcite, stored_shape
 from fused_resnet.capture.layer_builder import LayerBuilder
 from fused_resnet.capture.lower import Lowering
 from fused_resnet.capture.nodes import arguments, name_of

@@ -10,7 +10,8 @@ from processes import script
 from repository import ROOT
 
 from autotune.core import ceil_div, device_name
-from autotune.ir import Conv2d, parse
+from autotune.ir import parse
+from autotune.ir.operators import Conv2d
 from autotune.libraries import cudnn
 from autotune.libraries.cudnn.graph import channels_last
 from autotune.measure import CandidateBench

@@ -80,6 +80,11 @@ def spread(found: list, most: int) -> list:
     return [found[i * len(found) // most] for i in range(most)] if len(found) > most else found
 
 
+def _machine(name):
+    """Return an architecture; of the CPU, one that does not depend on this machine."""
+    return replace(architecture(name), processors=2) if name == "cpu" else architecture(name)
+
+
 def facts(name: str):
     """Yield all that a family says of some problems on each architecture."""
     family = families()[name]
@@ -89,7 +94,7 @@ def facts(name: str):
     for parameter in (*family.parameters, *family.launch_parameters):
         yield parameter.name, parameter.values, parameter.meaning
     own = [one for one in problems() if isinstance(one, family.operators)]
-    for arch in [architecture(one) for one in ARCHITECTURES if one in family.architectures]:
+    for arch in [_machine(one) for one in ARCHITECTURES if one in family.architectures]:
         reasons = {one: family.why_not_served(one, arch) for one in own}
         yield from ((str(one), why) for one, why in islice(((o, w) for o, w in reasons.items() if w), REFUSED))
         served = spread([one for one, why in reasons.items() if why is None], PROBLEMS)

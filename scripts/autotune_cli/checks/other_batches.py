@@ -24,7 +24,8 @@ from pathlib import Path
 import torch
 
 from autotune.core import device_target, runs_on
-from autotune.ir import Problem, TorchCall, parse, with_batch
+from autotune.ir import Problem, parse, with_batch
+from autotune.ir.operators import TorchCall
 from autotune.measure import CandidateBench
 from autotune.runtime import Candidate, candidate, shortlist, usable_devices
 from autotune_cli.command_line import add_device, positive, seconds, sizes, torch_device

@@ -32,7 +32,7 @@ import torch
 from torch import nn
 
 from autotune.core import AutotuneError
-from autotune.ir import TorchCall
+from autotune.ir.operators import TorchCall
 from autotune.measure import stream_of
 from autotune.runtime import ExecutionContext, NetworkPlan
 from autotune_cli import record

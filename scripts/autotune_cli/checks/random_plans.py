@@ -31,7 +31,8 @@ from typing import Any, cast
 
 import torch
 
-from autotune.ir import TENSOR_DTYPES, Network, Problem, TorchCall, compute, evaluate
+from autotune.ir import TENSOR_DTYPES, Network, Problem, compute, evaluate
+from autotune.ir.operators import TorchCall
 from autotune.measure import stream_of
 from autotune.runtime import BoundLayer, ExecutionContext, NetworkPlan, bind_layer, make_buffers
 from autotune_cli.checks.random_graphs import allowed_error, exact, relative_error

@@ -26,7 +26,8 @@ from rich.console import Console
 
 from autotune.core import AutotuneError
 from autotune.cudnn_algorithms import DIRECTIONS, KINDS, ORDERS, Algorithm, benchmark
-from autotune.ir import Convolution, parse
+from autotune.ir import parse
+from autotune.ir.operators import Convolution
 from autotune.libraries import cudnn
 from autotune.measure import CandidateBench
 from autotune_cli.algorithms.chart import check, draw

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from autotune.core import AutotuneError
-from autotune.ir import Conv2d, Problem
+from autotune.ir import Problem
+from autotune.ir.operators import Conv2d
 from autotune_cli.problem_file import read_problems
 
 _PACKAGED = Path(__file__).parent / "sets"

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.core import ProblemError
-from autotune.ir import Network, NetworkKey, SpaceToDepth
+from autotune.ir import Network, NetworkKey
+from autotune.ir.operators import SpaceToDepth
 from autotune.runtime import ActivationPlace
 from autotune.tuner import format_candidate
 from autotune_cli.reports.layers import parsed, runner

@@ -14,7 +14,8 @@ from processes import HANG, in_threads
 from torch import nn
 
 from autotune.core import LibraryError
-from autotune.ir import TorchCall, parse
+from autotune.ir import parse
+from autotune.ir.operators import TorchCall
 from autotune.libraries import inductor
 from autotune.measure import Worker
 from autotune.runtime import Candidate, ExecutionContext, NetworkPlan
