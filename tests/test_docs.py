@@ -10,12 +10,16 @@ import sys
 import pytest
 from repository import ROOT
 
+from autotune_cli import reference_pages
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\((?!https?:)([\w./-]*)(?:#([\w-]+))?\)")
 
 
-def anchors(text):
-    """The names that a page can be entered at, as GitHub makes them from headings."""
+@functools.cache
+def anchors(path):
+    """The names that a page of the site can be entered at, as GitHub makes them from headings."""
+    text = reference_pages.refreshed(path.read_text())
     headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
     made = (re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings)
     return {*made, *re.findall(r'<a name="([^"]+)">', text)}
@@ -82,7 +86,7 @@ def test_every_link_leads_somewhere(page):
     for path, anchor in LINK.findall(text):
         target = page.parent / path if path else page
         assert target.exists(), f"{path} is missing"
-        assert not anchor or anchor in anchors(target.read_text()), f"{target.name} has no #{anchor}"
+        assert not anchor or anchor in anchors(target.resolve()), f"{target.name} has no #{anchor}"
 
 
 def test_every_page_is_in_the_navigation():
