@@ -98,3 +98,11 @@ def test_every_page_is_in_the_navigation():
     known = (ROOT / "mkdocs.yml").read_text()
     docs = ROOT / "docs"
     assert not [page for page in sorted(docs.rglob("*.md")) if f"{page.relative_to(docs)}" not in known]
+
+
+EXPERIMENTS = sorted((ROOT / "docs" / "experiments").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", EXPERIMENTS, ids=lambda page: page.name)
+def test_a_page_of_experiments_has_at_most_80_lines(page):
+    assert len(page.read_text().splitlines()) <= 80

@@ -14,9 +14,10 @@ READ = {
 """Folder -> what its files are for, and what names them."""
 HEAD = """# Records
 
-Each row is one record: the page and the section that quote its figures, the device, and the commit in the record. "Uncommitted changes" means that
-the record was made from a checkout with changes to tracked files; "recorded in" is the commit that added the record. Charts (`.png`) belong to the
-record of the same name. Records of figures that no page quotes any more are in the history: `git log --diff-filter=D --stat -- benchmarks`.
+Each row is one record: the page and the section that quote its figures, the device, and the commit in the record.
+"Uncommitted changes" means that tracked files differed from that commit; "recorded in" is the commit that added the
+record. Charts (`.png`) belong to the record of the same name. Records of figures that no page quotes any more are in
+the history: `git log --diff-filter=D --stat -- benchmarks`.
 
 `python tests/support/record_index.py` writes this page, and a test compares it.
 
