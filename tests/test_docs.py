@@ -100,6 +100,20 @@ def test_every_page_is_in_the_navigation():
     assert not [page for page in sorted(docs.rglob("*.md")) if f"{page.relative_to(docs)}" not in known]
 
 
+def test_the_ways_of_the_architecture_name_files_that_exist():
+    text = (ROOT / "docs" / "internals" / "architecture.md").read_text()
+    rows = re.findall(r"^\| \d+ \| (.*?) \|", text, re.MULTILINE)
+    named = 0
+    for row in rows:
+        for word in re.findall(r"`([^`]+)`", row):
+            if word.endswith("/"):
+                folder = ROOT / word
+            else:
+                assert (folder / word).is_file(), f"{folder.relative_to(ROOT)}/{word} is missing"
+                named += 1
+    assert len(rows) > 20 and named > 100
+
+
 EXPERIMENTS = sorted((ROOT / "docs" / "experiments").glob("*.md"))
 
 
