@@ -77,7 +77,7 @@ def _before(lowering: Lowering, node: fx.Node, names: Collection[str]) -> tuple[
 
 
 def _product(lowering: Lowering, node: fx.Node | None, batch: int) -> _Product | None:
-    """Return the product that computed a node from one vector for each image; None for anything else."""
+    """Return the linear layer, or the 1x1 convolution of 1x1 images, that computed a node; else None."""
     made = _alone(lowering, node) if node else None
     if made is None or name_of(made) not in ("linear", "conv2d"):
         return None
