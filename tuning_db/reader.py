@@ -1,9 +1,7 @@
 """Reads the rows that running a network needs, with plain sqlite3: importing SQLAlchemy would delay the first result.
 
-tuning_db/schema.py defines the tables. Every schema so far has all columns that are read here, except the names of
-launch values, which are derived from the recorded launches in files of older schemas, and the digests of rows, without
-which rows are only decoded. In a file of the present schema each row must have the digest that was stored with it;
-where keys are given, the digest must be one that they signed.
+tuning_db/schema.py defines the tables. Each row must have the digest that was stored with it; where keys are given, the
+digest must be one that they signed.
 """
 
 from __future__ import annotations
