@@ -1,6 +1,5 @@
 """Rows of operators and families that this version does not have: the rest of a database is used without them."""
 
-import json
 import shutil
 import sqlite3
 import warnings
@@ -71,18 +70,14 @@ def test_commands_show_a_database_with_them(arguments, database, tmp_path):
     assert done.returncode == 0 and not done.stderr, done.stderr
 
 
-def test_a_network_runs_its_plan_with_a_kernel_of_a_former_family(tuned_db, tmp_path):
+def test_a_network_runs_on_kernels_of_former_families(tuned_db, tmp_path):
     path = shutil.copy(tuned_db, tmp_path / "renamed.db")
     with closing(sqlite3.connect(path)) as connection:
-        [(choices,)] = connection.execute("SELECT choices FROM plan ORDER BY id DESC LIMIT 1")
-        kernels = ", ".join(str(choice["kernel"]) for choice in json.loads(choices))
-        connection.execute(
-            f"UPDATE kernel SET family = 'former_family' WHERE library_id NOT NULL AND id IN ({kernels})"
-        )
+        connection.execute("UPDATE kernel SET family = 'former_' || family WHERE library_id NOT NULL")
         connection.commit()
     renew_digests(path)
     network, x = fused(path), images(3)
     with warnings.catch_warnings(action="error"), torch.no_grad():
         for _ in range(2):
             assert relative_error(network(x), expected(network, x)) < LIMIT
-    assert "former_family" in {str(row.candidate).split()[0] for row in network.explain(x)}
+    assert any("former_" in str(row) for row in network.explain(x))
