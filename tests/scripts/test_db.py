@@ -326,13 +326,6 @@ def test_a_url_is_read_and_not_written(two, tmp_path):
     assert_error(script("db", "info", two[0].as_uri(), **variables), "append #sha256=DIGEST", "sha256sum")
 
 
-def test_verify_says_that_an_older_schema_has_no_digests(tmp_path):
-    path = shutil.copy(ROOT / "tests" / "data" / "schema_1.db", tmp_path)
-    done = script("db", "verify", path)
-    assert done.returncode == 0, done.stderr
-    assert "no digests to compare" in done.stdout and "as they were stored" not in done.stdout
-
-
 def test_texts_of_a_database_are_no_markup(tuned_db, tmp_path):
     path = shutil.copy(tuned_db, tmp_path)
     with Store.create(path) as store:
