@@ -146,7 +146,6 @@ STARTED = {"Tuner", "TunerOptions"}
 STARTS = {
     "fused_resnet/runs.py",
     "scripts/autotune_cli/commands/bench_tuning.py",  # a benchmark of the search
-    "scripts/autotune_cli/checks/coordinator_load.py",  # a benchmark of the coordinator
 }
 """The modules that make a Tuner."""
 
