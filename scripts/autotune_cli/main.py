@@ -13,7 +13,7 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from autotune_cli import interrupts
@@ -36,19 +36,6 @@ COMMANDS = {
         "train": ("commands.train", "train the default network by torch and on tuned kernels"),
         "profile": ("commands.profile", "list operators and kernels below each module"),
         "algorithms": ("commands.algorithms", "list and time cuDNN's convolution algorithms"),
-    },
-    "Check": {
-        "legality": ("checks.legality", "compile kernels of a family that should compile"),
-        "restamp": ("checks.restamp", "renew source digests where machine code is unchanged"),
-        "compare-checkouts": ("checks.compare_checkouts", "time this checkout against another one"),
-        "kill-campaign": ("checks.kill_campaign", "kill tuners at random moments and check what is left"),
-        "other-batches": ("checks.other_batches", "run kernels on batch sizes that they were not tuned for"),
-        "random-graphs": ("checks.random_graphs", "compare random networks with torch"),
-        "random-plans": ("checks.random_plans", "compare random plans of a network with torch"),
-        "stress": ("checks.stress", "call one FusedResNet from several threads"),
-        "tamper": ("checks.tamper", "run a network from databases that were changed"),
-        "timing-mistakes": ("checks.timing_mistakes", "show common mistakes in timing a GPU"),
-        "timm-networks": ("checks.timm_networks", "compare networks of timm with torch"),
     },
 }
 """Heading -> subcommand -> (module below autotune_cli, line of `autotune --help`)."""
@@ -88,8 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_script(name: str) -> NoReturn:
     """Run a subcommand with the arguments of the process, whose script is its entry point, and exit."""
-    path = min(sys.argv[0], os.path.relpath(sys.argv[0]), key=len)
-    sys.exit(run_command(name, sys.argv[1:], f"python {path}"))
+    sys.exit(run_command(name, sys.argv[1:], f"python {_own_path()}"))
 
 
 def run_command(name: str, argv: Sequence[str], program: str) -> int:
@@ -107,20 +93,67 @@ def run_command(name: str, argv: Sequence[str], program: str) -> int:
         SystemExit: After --help, and for arguments that cannot be parsed.
     """
     started = time.monotonic()  # the import of torch, which takes seconds, counts
+
+    def work() -> int:
+        options = importlib.import_module(options_module(name))
+        about = (options.__doc__ or "").replace(f"autotune {name} ", f"{program} ")
+        arguments = _parsed(program, about, options.add_arguments, argv, started)
+        module = importlib.import_module(f"autotune_cli.{MODULES[name]}")
+        with interrupts.handled_by(interrupts.interrupt):
+            return int(module.main(arguments) or 0)
+
+    return _exit_code(work)
+
+
+def run_program(
+    about: str | None,
+    add_arguments: Callable[[argparse.ArgumentParser], object],
+    program: Callable[[argparse.Namespace], int | None],
+) -> NoReturn:
+    """Run a program of the checkout as a command is run, with the arguments of the process, and exit.
+
+    Args:
+        about: The description for --help.
+        add_arguments: Adds the options.
+        program: Takes the arguments and returns the exit code, or None for 0.
+    """
+    started = time.monotonic()
+
+    def work() -> int:
+        arguments = _parsed(f"python {_own_path()}", about or "", add_arguments, sys.argv[1:], started)
+        with interrupts.handled_by(interrupts.interrupt):
+            return int(program(arguments) or 0)
+
+    sys.exit(_exit_code(work))
+
+
+def _own_path() -> str:
+    """Return the path of the process's script: absolute, or relative to the current folder if that is shorter."""
+    return min(sys.argv[0], os.path.relpath(sys.argv[0]), key=len)
+
+
+def _parsed(
+    program: str,
+    about: str,
+    add_arguments: Callable[[argparse.ArgumentParser], object],
+    argv: Sequence[str],
+    started: float,
+) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=program,
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_arguments(parser)
+    return parser.parse_args(list(argv), argparse.Namespace(started=started))
+
+
+def _exit_code(work: Callable[[], int]) -> int:
+    """Return the exit code of some work; errors that the user can correct become one sentence."""
     try:
         with interrupts.handled_by(interrupts.exit_now):
-            options = importlib.import_module(options_module(name))
-            parser = argparse.ArgumentParser(
-                prog=program,
-                description=(options.__doc__ or "").replace(f"autotune {name} ", f"{program} "),
-                formatter_class=argparse.RawDescriptionHelpFormatter,
-                allow_abbrev=False,
-            )
-            options.add_arguments(parser)
-            arguments = parser.parse_args(list(argv), argparse.Namespace(started=started))
-            module = importlib.import_module(f"autotune_cli.{MODULES[name]}")
-            with interrupts.handled_by(interrupts.interrupt):
-                return int(module.main(arguments) or 0)
+            return work()
     except KeyboardInterrupt as interrupt:
         code = interrupts.exit_code(interrupt)
         print(interrupts.sentence(code), file=sys.stderr)

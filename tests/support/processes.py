@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,29 +30,30 @@ HANG = 600
 
 
 def script(name: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a script in this process, which saves the import of torch.
+    """Run a command or a program in this process, which saves the import of torch.
 
-    Global state that the script changes is restored: arguments, paths, environment, families.
+    Global state that it changes is restored: arguments, paths, environment, families.
 
     Args:
-        name: The name of a file in scripts/, without its suffix.
+        name: The name of a file in scripts/ without its suffix, or a path such as tests/campaigns/stress.py.
         *arguments: Command-line arguments.
         **variables: Environment variables.
 
     Returns:
         The exit code, standard output and standard error.
     """
-    words, code = [f"{name}.py", *map(str, arguments)], 0
+    path, code = _path(name), 0
+    words = [path.name, *map(str, arguments)]
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True):
         patch.setattr(sys, "argv", words)
-        patch.setattr(sys, "path", [str(SCRIPTS), *sys.path])
+        patch.setattr(sys, "path", [str(path.parent), *sys.path])
         patch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
         patch.chdir(ROOT)
         for variable, value in {"COLUMNS": "80", "AUTOTUNE_FAMILIES": "", **variables}.items():
             patch.setenv(variable, value)
         with redirect_stdout(io.StringIO()) as said, redirect_stderr(io.StringIO()) as complained:
             try:
-                runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")
+                runpy.run_path(str(path), run_name="__main__")
             except SystemExit as end:
                 code = int(end.code or 0)
     families.use([])
@@ -60,7 +62,11 @@ def script(name: str, *arguments: object, **variables: str) -> subprocess.Comple
 
 def process(name: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a script in a new process and wait for its end. `options` go to subprocess.run."""
-    return _run([sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, arguments)], **options)
+    return _run([sys.executable, str(_path(name)), *map(str, arguments)], **options)
+
+
+def _path(name: str) -> Path:
+    return ROOT / name if name.endswith(".py") else SCRIPTS / f"{name}.py"
 
 
 def python(code: str, **options: Any) -> subprocess.CompletedProcess[str]:

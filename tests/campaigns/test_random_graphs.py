@@ -1,4 +1,4 @@
-"""scripts/checks/random_graphs.py on the CPU: random networks against torch, and what the check itself finds."""
+"""tests/campaigns/random_graphs.py on the CPU: random networks against torch, and what the check itself finds."""
 
 import copy
 import json
@@ -6,11 +6,11 @@ import json
 import pytest
 import torch
 from processes import script
+from random_graphs import compare, exact, outcome, relative_error
+from random_networks import draw
 from torch import nn
 
 from autotune.ir import parse
-from autotune_cli.checks.random_graphs import compare, exact, outcome, relative_error
-from autotune_cli.checks.random_networks import draw
 from fused_resnet import FusedResNet
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.filterwarnings("ignore:.*is not tuned", "ignore:.*LeafSpec")]
@@ -94,11 +94,12 @@ def test_results_that_are_not_finite_count_as_wrong():
 
 @pytest.mark.process  # git, for the record
 def test_the_command(tmp_path):
-    done = script("checks/random_graphs", "--graphs", 3, "--seed", 7, "--device", "cpu", "--json", tmp_path / "r.json")
+    words = ("--graphs", 3, "--seed", 7, "--device", "cpu", "--json", tmp_path / "r.json")
+    done = script("tests/campaigns/random_graphs.py", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 networks, 0 wrong, 0 failed" in done.stdout
     graphs = json.loads((tmp_path / "r.json").read_text())["graphs"]
     assert [graph["seed"] for graph in graphs] == [7, 8, 9] and all(graph["deviations"] for graph in graphs)
-    done = script("checks/random_graphs", "--graphs", 3, "--seed", 7, "--problems", tmp_path / "p.txt")
+    done = script("tests/campaigns/random_graphs.py", "--graphs", 3, "--seed", 7, "--problems", tmp_path / "p.txt")
     assert done.returncode == 0, done.stdout + done.stderr
     assert len([parse(line) for line in (tmp_path / "p.txt").read_text().splitlines()]) > 3

@@ -1,4 +1,4 @@
-"""scripts/checks/timm_networks.py on the CPU: what it finds in networks of our own, and which networks it chooses."""
+"""tests/campaigns/timm_networks.py on the CPU: what it finds in networks of our own, and which networks it chooses."""
 
 import sys
 from types import SimpleNamespace
@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from processes import script
+from timm_networks import Outcome, chosen, main, outcome, with_random_statistics
 from torch import nn
 
 from autotune.core import AutotuneError
-from autotune_cli.checks.timm_networks import Outcome, chosen, main, outcome, with_random_statistics
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
 CPU = torch.device("cpu")
@@ -98,4 +98,4 @@ def test_without_timm_one_sentence_says_so(monkeypatch):
 
 @pytest.mark.process
 def test_the_command_says_what_it_does():
-    assert "one of each family of timm" in script("checks/timm_networks", "--help").stdout
+    assert "one of each family of timm" in script("tests/campaigns/timm_networks.py", "--help").stdout

@@ -201,7 +201,7 @@ def test_a_sample_of_the_days_hopper_kernels_compiles(name, chain, count):
 
 
 def test_the_script_names_what_it_cannot_compile():
-    done = script("checks/legality", "--arch", "sm75", "--dtype", "bf16")
+    done = script("tests/campaigns/legality.py", "--arch", "sm75", "--dtype", "bf16")
     assert done.returncode == 2 and done.stderr == "error: cutlass2_conv2d has no kernels in bf16 for sm75\n"
 
 

@@ -8,8 +8,8 @@ are verified, as a tune verifies them, at all these sizes and at those of
 of the kernel. The exit code is 1 if there is one.
 
 Examples:
-  autotune other-batches --db a.db
-  autotune other-batches --db a.db --like gemm --batch 1,5
+  python tests/campaigns/other_batches.py --db a.db
+  python tests/campaigns/other_batches.py --db a.db --like gemm --batch 1,5
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from autotune.ir import Problem, TorchCall, parse, with_batch
 from autotune.measure import CandidateBench
 from autotune.runtime import Candidate, candidate, shortlist, usable_devices
 from autotune_cli.command_line import add_device, positive, seconds, sizes, torch_device
+from autotune_cli.main import run_program
 from tuning_db import open_reader
 from tuning_db.protocols import Database
 
@@ -111,3 +112,7 @@ def main(options: argparse.Namespace) -> int:
     wrong = sum(count for status, count in counts.items() if status not in ("ok", "refused"))
     print(f"{num_problems} problems, {counts['ok']} kernels right, {counts['refused']} refused, {wrong} wrong")
     return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    run_program(__doc__, add_arguments, main)

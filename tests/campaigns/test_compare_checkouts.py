@@ -1,4 +1,4 @@
-"""scripts/checks/compare_checkouts.py on this checkout beside itself, on the CPU."""
+"""tests/campaigns/compare_checkouts.py on this checkout beside itself, on the CPU."""
 
 import json
 
@@ -11,7 +11,7 @@ def test_a_checkout_is_as_fast_as_itself(tuned_db, tmp_path):
     record = tmp_path / "record.json"
     case = f"se_resnet9_fixup,1,{tuned_db}"
     words = ["--other", ROOT, "--case", case, "--rounds", 7, "--tolerance", "100%", "--json", record]
-    done = process("checks/compare_checkouts", *words)
+    done = process("tests/campaigns/compare_checkouts.py", *words)
     assert done.returncode == 0, done.stderr
     assert "here / other" in done.stdout and "se_resnet9_fixup" in done.stdout
     (found,) = json.loads(record.read_text())["cases"]
@@ -21,5 +21,5 @@ def test_a_checkout_is_as_fast_as_itself(tuned_db, tmp_path):
 
 @pytest.mark.process
 def test_a_checkout_without_the_project_is_an_error(tmp_path):
-    done = process("checks/compare_checkouts", "--other", tmp_path, "--case", "se_resnet9_fixup,1,none.db")
+    done = process("tests/campaigns/compare_checkouts.py", "--other", tmp_path, "--case", "se_resnet9_fixup,1,none.db")
     assert done.returncode == 2 and "ended" in done.stderr.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""scripts/checks/kill_campaign.py: one kill, its record, and wrong arguments."""
+"""tests/campaigns/kill_campaign.py: one kill, its record, and wrong arguments."""
 
 import json
 
@@ -13,7 +13,7 @@ SEED = 15
 def test_a_killed_tuner_leaves_nothing(tmp_path):
     found = tmp_path / "kills.json"
     arguments = ("--kills", 1, "--seed", SEED, "--signal", "TERM", "--json", found)
-    done = script("checks/kill_campaign", *arguments, AUTOTUNE_GENERATED=str(tmp_path))
+    done = script("tests/campaigns/kill_campaign.py", *arguments, AUTOTUNE_GENERATED=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 kills" in done.stdout and "no defect" in done.stdout
     record = json.loads(found.read_text())
@@ -24,5 +24,5 @@ def test_a_killed_tuner_leaves_nothing(tmp_path):
 
 
 def test_unknown_targets_are_refused():
-    done = script("checks/kill_campaign", "--target", "tuner,compilers")
+    done = script("tests/campaigns/kill_campaign.py", "--target", "tuner,compilers")
     assert done.returncode == 2 and "'compilers' is none of tuner, worker, compiler" in done.stderr

@@ -9,8 +9,8 @@ torch.compile(backend="autotune") leaves to Inductor is a failure. Without --db
 all layers run on torch's operators. The exit code is 1 if a network fails.
 
 Examples:
-  autotune timm-networks --device cpu
-  autotune timm-networks --only levit_128s --only "resnet18*"
+  python tests/campaigns/timm_networks.py --device cpu
+  python tests/campaigns/timm_networks.py --only levit_128s --only "resnet18*"
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import fnmatch
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -25,14 +26,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+
 import torch
+from empty_database import given_or_empty
+from random_graphs import allowed_error, exact, relative_error
 from torch import nn
 
 from autotune.core import AutotuneError
 from autotune_cli import record
-from autotune_cli.checks.empty_database import given_or_empty
-from autotune_cli.checks.random_graphs import allowed_error, exact, relative_error
 from autotune_cli.command_line import add_device, output, positive, torch_device
+from autotune_cli.main import run_program
 from autotune_cli.record import one_line
 from fused_resnet import FusedResNet
 
@@ -194,3 +198,7 @@ def _line(found: Outcome) -> str:
         return f"{found.name} @{size}: {found.failure}"
     said = f"{found.name} @{size}: {found.layers} layers, relative error {max(found.errors):.1e}"
     return said if found.is_right else f"{said}, allowed {found.allowed:.1e}"
+
+
+if __name__ == "__main__":
+    run_program(__doc__, add_arguments, main)

@@ -4,7 +4,7 @@ The kernels are all of an architecture, or a sample. Every config that a family
 accepts must compile. No GPU is needed.
 
 Example:
-  autotune legality --arch sm75 --dtype s8 --sample 200
+  python tests/campaigns/legality.py --arch sm75 --dtype s8 --sample 200
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from autotune.core import UnknownNameError, architecture
 from autotune.families import PERMISSIONS, Config, Kernel, family
 from autotune.ir import Epilogue
 from autotune_cli.command_line import add_jobs, positive
+from autotune_cli.main import run_program
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,3 +86,7 @@ def main(args: argparse.Namespace) -> int:
     rate = len(kernels) / minutes if minutes else 0.0
     console.print(f"{len(kernels)} kernels for {args.arch}, {len(failed)} failed; {rate:.0f} kernels per core-minute")
     return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    run_program(__doc__, add_arguments, main)

@@ -12,8 +12,8 @@ the memory plan or in the order of the kernels. The exit code is 1 if a plan is
 wrong.
 
 Examples:
-  autotune random-plans --db a.db --model torchvision:resnet50
-  autotune random-plans --db a.db --plans 1 --seed 17
+  python tests/campaigns/random_plans.py --db a.db --model torchvision:resnet50
+  python tests/campaigns/random_plans.py --db a.db --plans 1 --seed 17
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from random_graphs import allowed_error, exact, relative_error
 
 from autotune.ir import TENSOR_DTYPES, Network, Problem, TorchCall, compute, evaluate
 from autotune.measure import stream_of
 from autotune.runtime import BoundLayer, ExecutionContext, NetworkPlan, bind_layer, make_buffers
-from autotune_cli.checks.random_graphs import allowed_error, exact, relative_error
 from autotune_cli.command_line import add_device, add_model, positive, torch_device
+from autotune_cli.main import run_program
 from autotune_cli.models import load
 from fused_resnet.module_state import module_state
 from fused_resnet.networks import se_resnet9_fixup
@@ -233,3 +234,7 @@ def main(options: argparse.Namespace) -> int:
     print(f"{layers} layers, {native} of them on kernels of the database")
     print(f"largest error {ratio:.2f} of the allowed one")
     return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    run_program(__doc__, add_arguments, main)

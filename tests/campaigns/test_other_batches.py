@@ -1,4 +1,4 @@
-"""scripts/checks/other_batches.py on the CPU: right kernels are right at every batch size, and a wrong one is found."""
+"""tests/campaigns/other_batches.py on the CPU: right kernels are right at all batch sizes, and a wrong one is found."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from processes import script
 
 
 def checked(database, *options):
-    return script("checks/other_batches", "--db", database, "--device", "cpu", *options)
+    return script("tests/campaigns/other_batches.py", "--db", database, "--device", "cpu", *options)
 
 
 def test_right_kernels(tuned_db):

@@ -6,7 +6,7 @@ The exit code is 1 if this checkout is slower in a case by more than
 --tolerance, with 95 % confidence.
 
 Example:
-  autotune compare-checkouts --other ../before
+  python tests/campaigns/compare_checkouts.py --other ../before
          --case se_resnet9_fixup,128,tuning_db/se_resnet9_fixup_h200.db
          --case torchvision:resnet50,128,tuning_db/resnets_h200.db
 """
@@ -31,6 +31,7 @@ from rich.table import Table
 from autotune.core import AutotuneError
 from autotune.measure import median_interval
 from autotune_cli.command_line import output, percent, positive
+from autotune_cli.main import run_program
 from autotune_cli.record import ROOT, provenance, write
 
 CHILD = Path(__file__).with_name("checkout_child.py")
@@ -163,3 +164,7 @@ def main(arguments: argparse.Namespace) -> int:
         results = [asdict(one) | {"ratio": one.ratio, "interval": one.interval} for one in outcomes]
         write({**provenance(device), "other": others.name, "cases": results}, arguments.json)
     return int(any(one.interval[0] > 1 + arguments.tolerance for one in outcomes))
+
+
+if __name__ == "__main__":
+    run_program(__doc__, add_arguments, main)

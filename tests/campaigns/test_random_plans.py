@@ -1,4 +1,4 @@
-"""scripts/checks/random_plans.py on the CPU: right kernels make right plans, and a wrong kernel is found and named."""
+"""tests/campaigns/random_plans.py on the CPU: right kernels make right plans, and a wrong kernel is found and named."""
 
 import re
 
@@ -10,9 +10,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
 
 
 def checked(database, *options):
-    return script(
-        "checks/random_plans", "--db", database, "--device", "cpu", "--batch", TUNED_BATCH, "--plans", 10, *options
-    )
+    words = ("--db", database, "--device", "cpu", "--batch", TUNED_BATCH, "--plans", 10, *options)
+    return script("tests/campaigns/random_plans.py", *words)
 
 
 @pytest.fixture

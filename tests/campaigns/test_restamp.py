@@ -6,13 +6,13 @@ from contextlib import closing
 
 import pytest
 from kernels import built_paths, need_compiler
+from machine_code import machine_code
 from processes import script
 
 from autotune.codegen import rendering
 from autotune.core import architecture, paths
 from autotune.families import Kernel, family
 from autotune.ir import Epilogue, parse
-from autotune_cli.checks.machine_code import machine_code
 from tuning_db import Store
 
 PROBLEM = parse("avg_pool2d n=2 h=9 w=7 c=8 r=3 s=3 stride=2 pad=1 dtype=f16")
@@ -54,17 +54,17 @@ def sources(path):
 def test_identical_machine_code_gets_todays_digest(kernels, database):
     before = sources(database)
     digests = [rendering.source_digest(kernel) for kernel in kernels]
-    dry = script("checks/restamp", database, "--dry-run", COLUMNS="120")
+    dry = script("tests/campaigns/restamp.py", database, "--dry-run", COLUMNS="120")
     assert dry.returncode == 0, dry.stderr
     row = next(line for line in dry.stdout.splitlines() if line.startswith("cuda_avg_pool2d"))
     assert row.split()[1:] == ["4", "1", "1", "1", "1", "0"], "kernels, current, identical, changed, not buildable, -"
     assert sources(database) == before
     assert "gone" in dry.stdout and "instructions differ" in dry.stdout
 
-    done = script("checks/restamp", database, COLUMNS="120")
+    done = script("tests/campaigns/restamp.py", database, COLUMNS="120")
     assert done.returncode == 0, done.stderr
     assert sources(database) == [digests[0], "old", "old", digests[1]]
-    again = script("checks/restamp", database, COLUMNS="120").stdout
+    again = script("tests/campaigns/restamp.py", database, COLUMNS="120").stdout
     row = next(line for line in again.splitlines() if line.startswith("cuda_avg_pool2d"))
     assert row.split()[1:] == ["4", "2", "0", "1", "1", "0"]
 
@@ -81,7 +81,7 @@ def test_a_row_that_would_repeat_another_stays(kernels, database):
             (rendering.source_digest(first),),
         )
         connection.commit()
-    done = script("checks/restamp", database, COLUMNS="120")
+    done = script("tests/campaigns/restamp.py", database, COLUMNS="120")
     assert done.returncode == 0, done.stderr
     assert sources(database)[0] == "old" and "duplicate: cuda_avg_pool2d" in done.stdout
 
@@ -98,7 +98,7 @@ def test_the_code_of_a_shipped_packed_database_is_read():
 
 
 def test_a_database_that_is_not_there_is_refused(tmp_path):
-    done = script("checks/restamp", tmp_path / "absent.db")
+    done = script("tests/campaigns/restamp.py", tmp_path / "absent.db")
     assert done.returncode == 2 and "absent.db" in done.stderr and not (tmp_path / "absent.db").exists()
 
 

@@ -9,10 +9,10 @@ CPU and float16 on a GPU. Without --db all layers run on torch's operators.
 The exit code is 1 if a result is wrong, or if a network cannot be captured.
 
 Examples:
-  autotune random-graphs --graphs 1000 --seed 7
-  autotune random-graphs --graphs 20 --problems graphs.txt
+  python tests/campaigns/random_graphs.py --graphs 1000 --seed 7
+  python tests/campaigns/random_graphs.py --graphs 20 --problems graphs.txt
   autotune tune --arch cpu --problems graphs.txt --db graphs.db --trials 1
-  autotune random-graphs --graphs 20 --db graphs.db
+  python tests/campaigns/random_graphs.py --graphs 20 --db graphs.db
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import argparse
 import copy
 import dataclasses
 import math
+import sys
 import time
 import traceback
 import warnings
@@ -28,7 +29,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+
 import torch
+from empty_database import given_or_empty
+from random_networks import BLOCKS, draw
 from torch import nn
 
 from autotune.core import AutotuneError
@@ -36,9 +41,8 @@ from autotune.ir import TorchCall
 from autotune.measure import stream_of
 from autotune.runtime import ExecutionContext, NetworkPlan
 from autotune_cli import record
-from autotune_cli.checks.empty_database import given_or_empty
-from autotune_cli.checks.random_networks import BLOCKS, draw
 from autotune_cli.command_line import add_device, output, positive, torch_device
+from autotune_cli.main import run_program
 from fused_resnet import FusedResNet
 from fused_resnet.module_state import module_state
 from tuning_db import open_reader
@@ -296,3 +300,7 @@ def _write_problems(seeds: range, device: torch.device, options: argparse.Namesp
     options.problems.write_text("\n".join(texts) + "\n")
     print(f"{options.problems}: {len(texts)} problems")
     return 0
+
+
+if __name__ == "__main__":
+    run_program(__doc__, add_arguments, main)

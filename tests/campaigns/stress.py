@@ -7,7 +7,7 @@ wrong. It is also 1 if the process uses more memory, file descriptors, threads
 or device memory at the end than after a fifth of the calls.
 
 Example:
-  autotune stress --db tuning_db/se_resnet9_fixup_h200.db
+  python tests/campaigns/stress.py --db tuning_db/se_resnet9_fixup_h200.db
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from torch import nn
 
 from autotune.measure import synchronize
 from autotune_cli.command_line import add_device, add_model, positive, seconds, sizes, torch_device
+from autotune_cli.main import run_program
 from autotune_cli.models import Model, load
 from fused_resnet import FusedResNet
 
@@ -290,3 +291,7 @@ def main(options: argparse.Namespace) -> int:
     for failure in failures:
         print(f"a thread ended early: {failure}")
     return int(bool(wrong or failures or after.grown(before)))
+
+
+if __name__ == "__main__":
+    run_program(__doc__, add_arguments, main)

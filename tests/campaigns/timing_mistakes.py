@@ -32,6 +32,7 @@ from autotune.measure import (
     warm_up,
 )
 from autotune_cli.command_line import positive
+from autotune_cli.main import run_program
 
 CALLS = 20
 EARLIER = 50  # calls that a program has queued before the one that is timed
@@ -160,3 +161,7 @@ def show(title: str, wrong: list[Row], right: list[Row]) -> None:
         numbers = (f"{row.us:.1f}", f"{row.low:.1f} - {row.high:.1f}", f"{row.us / base:.2f}")
         table.add_row(f"{row.name}\n[dim]{row.says}", *numbers, style="bold" if row in right else None)
     Console(highlight=False).print(table)
+
+
+if __name__ == "__main__":
+    run_program(__doc__, add_arguments, main)

@@ -9,19 +9,23 @@ of `prepare`, which computes launches, is not compared. No GPU is needed. A
 kernel of nvcc is compared with what nvcc compiles, and one of NVRTC with NVRTC.
 
 Example:
-  autotune restamp --dry-run tuning_db/se_resnet9_fixup_h200.db
+  python tests/campaigns/restamp.py --dry-run tuning_db/se_resnet9_fixup_h200.db
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+
 import sqlalchemy as sa
+from machine_code import machine_code
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -32,8 +36,8 @@ from autotune.codegen.ninja_build import CUDA_COMPILER
 from autotune.core import AutotuneError
 from autotune.families import Kernel, families
 from autotune.tuner import kernel_of
-from autotune_cli.checks.machine_code import machine_code
 from autotune_cli.command_line import add_jobs, database
+from autotune_cli.main import run_program
 from autotune_cli.record import one_line
 from tuning_db import Store
 from tuning_db.schema import KernelRow, Library
@@ -186,3 +190,7 @@ def show(findings: list[Finding], name: str, console: Console) -> None:
                 row = finding.row
                 kernel = f"{row.family} {row.config} {row.dtype} {row.epilogue} {row.target}"
                 console.print(f"{outcome}: {kernel}: {finding.reason}", highlight=False, markup=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    run_program(__doc__, add_arguments, main)

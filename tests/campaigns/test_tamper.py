@@ -1,4 +1,4 @@
-"""scripts/checks/tamper.py: a sample of its changes of a database, each run by a process of its own."""
+"""tests/campaigns/tamper.py: a sample of its changes of a database, each run by a process of its own."""
 
 import json
 import sqlite3
@@ -10,7 +10,7 @@ from processes import assert_error, process
 
 def tamper(database, folder, *arguments):
     # A process of its own: it forks, and this one's OpenMP threads would be missing in its children.
-    done = process("checks/tamper", "--db", database, "--out", folder, "--seed", 7, *arguments)
+    done = process("tests/campaigns/tamper.py", "--db", database, "--out", folder, "--seed", 7, *arguments)
     record = folder / "tamper-cpu.json"
     return done, json.loads(record.read_text()) if record.exists() else None
 

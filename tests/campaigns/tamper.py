@@ -8,7 +8,7 @@ names the database. The exit code is 1 in all other cases, and if a process
 dies.
 
 Example:
-  autotune tamper --db generated/cpu.db
+  python tests/campaigns/tamper.py --db generated/cpu.db
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from rich.table import Table
 
 from autotune.runtime import batches
 from autotune_cli.command_line import add_record, positive
+from autotune_cli.main import run_program
 from autotune_cli.record import one_line, provenance, record_folder, write
 from fused_resnet import FusedResNet
 from fused_resnet.explain import Explanation
@@ -373,3 +374,7 @@ def show(counts: dict[str, Counter[str]], faults: Sequence[dict[str, str]], cons
     for fault in faults[:20]:
         line = f"{fault['outcome']}: {fault['change']}: {fault['error']}"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    run_program(__doc__, add_arguments, main)
