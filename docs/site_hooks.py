@@ -13,8 +13,8 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from autotune_cli.reports.collect import collect
-from autotune_cli.reports.page import render
+from autotune.report import collect, render
+from autotune_cli.commands.report import NAMED_NETWORKS
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = (".png", ".svg")
@@ -31,7 +31,7 @@ def on_files(files: Files, config: Any) -> Files:
             if path and found["image"] and path.suffix in PICTURES and files.get_file_from_path(_name(path)) is None:
                 files.append(File.generated(config, _name(path), abs_src_path=str(path)))
     for name in REPORTED:
-        report = render(collect(ROOT / "tuning_db" / f"{name}.db"))
+        report = render(collect(ROOT / "tuning_db" / f"{name}.db", NAMED_NETWORKS))
         files.append(File.generated(config, f"reports/{name}.html", content=report))
     return files
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from autotune_cli.chart import FAINT, INK, OURS, number
+from autotune.core import number
+from autotune_cli.chart import FAINT, INK, OURS
 from autotune_cli.speedups import Row
 
 LOST = "#d98a3d"  # slower than torch.compile

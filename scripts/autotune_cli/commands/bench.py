@@ -24,7 +24,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 from torch import Tensor, nn
 
-from autotune.core import AutotuneError, require_one_of
+from autotune.core import AutotuneError, number, require_one_of
 from autotune.ir import DTYPES
 from autotune.measure.device_turn import turn
 from autotune_cli import chart, models, timing
@@ -373,11 +373,11 @@ def spread_text(value: timing.Spread | None, scale: float) -> str:
     """Return the median and, in percent of it, half the distance from the 10th to the 90th percentile."""
     if value is None:
         return ""
-    return f"{chart.number(value.median / scale)} ±{50 * (value.high - value.low) / value.median:.0f}%"
+    return f"{number(value.median / scale)} ±{50 * (value.high - value.low) / value.median:.0f}%"
 
 
 def ratio_text(value: timing.Ratio | None) -> str:
     """Return the ratio and its confidence interval."""
     if value is None:
         return ""
-    return f"{chart.number(value.median)} ({chart.number(value.low)}-{chart.number(value.high)})"
+    return f"{number(value.median)} ({number(value.low)}-{number(value.high)})"

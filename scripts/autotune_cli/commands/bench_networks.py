@@ -21,8 +21,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from autotune.core import AutotuneError, require_one_of
-from autotune_cli import chart, networks_chart
+from autotune.core import AutotuneError, number, require_one_of
+from autotune_cli import networks_chart
 from autotune_cli.command_line import names, require_gpus, torch_device
 from autotune_cli.commands.bench import PREPARED
 from autotune_cli.record import one_line, provenance, record_folder, slug, write
@@ -353,7 +353,7 @@ def _table(found: Sequence[Row]) -> Table:
     for row in found:
         peers = [_number(row.peers.get(label, math.nan)) for label in PEERS.values()]
         table.add_row(
-            row.network, str(row.batch), chart.number(row.us), _number(row.speedup), _number(row.untuned), *peers,
+            row.network, str(row.batch), number(row.us), _number(row.speedup), _number(row.untuned), *peers,
             f"{row.error:.0e}", _number(row.error_ratio),
         )  # fmt: skip
     if found:

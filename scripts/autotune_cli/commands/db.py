@@ -14,12 +14,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from autotune.codegen import KernelResources
-from autotune.core import AutotuneError, format_bytes
+from autotune.core import AutotuneError, flop_unit, format_bytes
 from autotune.families import families
 from autotune.ir import parse
+from autotune.report import StoredResources
 from autotune.tuner import DEFAULT_OBJECTIVES, format_config, layer_winners, optuna_export
-from autotune_cli.flop_rates import flop_unit
-from autotune_cli.stored_resources import StoredResources
 from autotune_cli.tables import winners
 from tuning_db import DatabaseError, Reader, Store, diff, json_export, remote, signature
 from tuning_db.location import SCHEMA_VERSION, Location, check, file_of, is_address, is_remote

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
-from autotune.core import AutotuneError, UnknownNameError, chrome_trace, measure_device
+from autotune.core import AutotuneError, UnknownNameError, chrome_trace, flop_unit, measure_device
 from autotune.ir import DTYPES
 from autotune.profiling import (
     Node,
@@ -31,7 +31,6 @@ from autotune.profiling import (
 )
 from autotune.profiling.summary import libraries
 from autotune.profiling.tree import tree
-from autotune_cli.flop_rates import flop_unit
 from autotune_cli.models import Model, default_dtype, load
 from autotune_cli.profiles import page, report
 from autotune_cli.record import one_line, provenance, write

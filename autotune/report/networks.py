@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.core import ProblemError
 from autotune.ir import Network, NetworkKey, SpaceToDepth
+from autotune.report.layers import parsed, runner
+from autotune.report.records import AlternativeTime, Layer, NetworkLayer, NetworkTime
 from autotune.runtime import ActivationPlace
 from autotune.tuner import format_candidate
-from autotune_cli.reports.layers import parsed, runner
-from autotune_cli.reports.records import AlternativeTime, Layer, NetworkLayer, NetworkTime
-from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS, network
 from tuning_db import Store
 from tuning_db.launch import launch_text
 from tuning_db.schema import Device, KernelRow, PlanRow
+
+NamedNetworks = Mapping[str, Callable[[int, int, str], Network]]
+"""Model -> what returns its network for a batch size, a number of input channels, and a dtype."""
 
 Times = Mapping[tuple[int, str, float], str]
 """Id of a kernel, launch values and time -> text of the problem that was measured so."""
 
 
-def networks(store: Store, device: Device, layers: Sequence[Layer]) -> tuple[NetworkTime, ...]:
-    """Return the networks with a plan, then the project's own without one whose layers were all timed."""
+def networks(store: Store, device: Device, layers: Sequence[Layer], named: NamedNetworks) -> tuple[NetworkTime, ...]:
+    """Return the networks with a plan, then those of `named` without one whose layers were all timed."""
     by_problem = {layer.problem: layer for layer in layers}
     kernels = {row.id: row for row in store.kernels(device.target)}
     newest = {row.network: row for row in store.plans() if row.device_id == device.id}
     newest = dict(sorted(newest.items(), key=lambda item: _place(item[0])))
     times = _measured_times(layers)
-    found = [_planned(store, row, by_problem, kernels, times) for row in newest.values()]
-    return (*found, *(_unplanned(one, by_problem) for one in _own_networks(by_problem) if one.key not in newest))
+    found = [
+        _planned(store, row, _named_network(row.network, named), by_problem, kernels, times) for row in newest.values()
+    ]
+    timed = _timed_networks(by_problem, named)
+    return (*found, *(_unplanned(one, by_problem) for one in timed if one.key not in newest))
 
 
 def _place(key: str) -> tuple[object, ...]:
@@ -61,9 +66,13 @@ def _measured_times(layers: Iterable[Layer]) -> Times:
 
 
 def _planned(
-    store: Store, plan: PlanRow, by_problem: Mapping[str, Layer], kernels: Mapping[int, KernelRow], times: Times
+    store: Store,
+    plan: PlanRow,
+    own: Network | None,
+    by_problem: Mapping[str, Layer],
+    kernels: Mapping[int, KernelRow],
+    times: Times,
 ) -> NetworkTime:
-    own = _own_network(plan.network)
     problems = {layer.name: str(layer.problem) for layer in own.all_layers} if own else {}
     total = sum(choice["us"] or 0.0 for choice in plan.choices)
 
@@ -123,26 +132,26 @@ def _us(by_problem: Mapping[str, Layer], problem: str) -> float | None:
     return by_problem[problem].us if problem in by_problem else None
 
 
-def _own_networks(by_problem: Mapping[str, Layer]) -> Iterator[Network]:
-    """Yield the project's networks, whose layers follow from their names, if all of them were timed.
+def _timed_networks(by_problem: Mapping[str, Layer], named: NamedNetworks) -> Iterator[Network]:
+    """Yield the networks whose layers follow from their names, if all of them were timed.
 
     They begin with `space_to_depth`, which tells the batch size, the channels and the dtype.
     """
     for problem in map(parsed, by_problem):
         if isinstance(problem, SpaceToDepth):
-            for model in GRAPHS:
-                own = network(model, problem.n, problem.c, problem.dtype)
+            for make in named.values():
+                own = make(problem.n, problem.c, problem.dtype)
                 if all(_us(by_problem, str(layer.problem)) for layer in own.layers):
                     yield own
 
 
-def _own_network(key: str) -> Network | None:
-    """Return a network of the project by its key; None for a captured network, whose key does not tell its layers."""
+def _named_network(key: str, named: NamedNetworks) -> Network | None:
+    """Return one of `named` by its key; None for a captured network, whose key does not tell its layers."""
     try:
         identity = NetworkKey.parse(key)
         properties = dict(identity.properties)
-        if identity.model not in GRAPHS or identity.batch is None:
+        if identity.model not in named or identity.batch is None:
             return None
-        return network(identity.model, identity.batch, int(properties["in_channels"]), properties["dtype"])
+        return named[identity.model](identity.batch, int(properties["in_channels"]), properties["dtype"])
     except (ProblemError, KeyError, ValueError):
         return None

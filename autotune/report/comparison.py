@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autotune_cli.reports.records import DeviceReport, Report
-from autotune_cli.reports.sentences import size
+from autotune.report.records import DeviceReport, Report
+from autotune.report.sentences import size
 
 TIE = 0.01
 """Times that differ by less than this share count as equal: the spread of repeated tuning runs is about 1 %."""

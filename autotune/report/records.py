@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.codegen import KernelResources
+from autotune.core import FlopUnit, flop_unit
 from autotune.runtime import ActivationPlace
 from autotune.tuner.optuna_export import Value
-from autotune_cli.flop_rates import FlopUnit, flop_unit
 
 OURS, CUDNN, TORCH = "ours", "cuDNN", "torch"
 """The runners of candidates: kernels of families, plans of cuDNN, and operators of torch (eager or by Inductor)."""

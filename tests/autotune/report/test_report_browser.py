@@ -5,9 +5,9 @@ import pytest
 from repository import ROOT
 from trial_database import HOSTILE, WIDE, make
 
-from autotune_cli.reports.collect import collect
-from autotune_cli.reports.comparison import compare
-from autotune_cli.reports.page import render
+from autotune.report.collect import collect
+from autotune.report.comparison import compare
+from autotune.report.page import render
 
 pytestmark = [
     pytest.mark.process,

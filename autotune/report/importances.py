@@ -8,8 +8,8 @@ import optuna
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.trial import TrialState
 
+from autotune.report.records import Importances
 from autotune.tuner.optuna_export import RecordedStudy
-from autotune_cli.reports.records import Importances
 
 FEWEST_TRIALS = 20
 """PED-ANOVA compares the fastest tenth of the trials with all of them; of fewer trials that is less than two."""

@@ -1,4 +1,4 @@
-"""scripts/report.py: what it collects, its page as text, and its errors."""
+"""The report of a database: what it collects, its page as text, and its errors."""
 
 import dataclasses
 import html.parser
@@ -16,16 +16,17 @@ from processes import TUNED_BATCH, assert_error, script
 from repository import ROOT
 from trial_database import DEVICE, HOSTILE, POINTWISE, WIDE, make
 
-from autotune_cli.reports import charts
-from autotune_cli.reports.axes import Axis, log_axis
-from autotune_cli.reports.charts import history, roofline
-from autotune_cli.reports.collect import collect
-from autotune_cli.reports.comparison import compare
-from autotune_cli.reports.history import PAUSE, runs
-from autotune_cli.reports.layers import runner
-from autotune_cli.reports.page import render
-from autotune_cli.reports.records import Layer, Trial
-from autotune_cli.reports.sentences import about, size
+from autotune.report import charts
+from autotune.report.axes import Axis, log_axis
+from autotune.report.charts import history, roofline
+from autotune.report.collect import collect
+from autotune.report.comparison import compare
+from autotune.report.history import PAUSE, runs
+from autotune.report.layers import runner
+from autotune.report.page import render
+from autotune.report.records import Layer, Trial
+from autotune.report.sentences import about, size
+from autotune_cli.commands.report import NAMED_NETWORKS
 from fused_resnet.training.step_plans import step_key
 from tuning_db import DatabaseError, Store
 
@@ -183,7 +184,7 @@ def test_facts_tell_software_clocks_and_throttling(small, device):
 
 
 def test_a_tuned_database_gives_the_winners_and_the_networks_layers(tuned_db):
-    report = collect(tuned_db)
+    report = collect(tuned_db, NAMED_NETWORKS)
     with Store.open(tuned_db) as store:
         [row] = store.devices()
         best = {text: store.ranking(row, text)[0].median_us for text in store.problem_texts()}
@@ -301,7 +302,7 @@ def test_the_page_is_well_formed_and_self_contained(small, tmp_path):
 
 @pytest.mark.parametrize("name", ["resnets_h200", "se_resnet9_fixup_h200", "se_resnet9_fixup_sm80_h200"])
 def test_a_shipped_database_gives_a_small_page(name):
-    report = collect(ROOT / "tuning_db" / f"{name}.db")
+    report = collect(ROOT / "tuning_db" / f"{name}.db", NAMED_NETWORKS)
     page = render(report)
     assert_self_contained(page)
     assert len(page.encode()) < MOST_BYTES and "NVIDIA H200" in page and "keeps little besides the finalists" in page

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.core import format_bytes
+from autotune.core import FlopUnit, format_bytes, number
+from autotune.report.axes import Axis, Tick, log_axis
+from autotune.report.records import DeviceReport, Layer, NetworkTime, Run
 from autotune.runtime import ActivationPlace
-from autotune_cli.chart import number
-from autotune_cli.flop_rates import FlopUnit
-from autotune_cli.reports.axes import Axis, Tick, log_axis
-from autotune_cli.reports.records import DeviceReport, Layer, NetworkTime, Run
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 920, 400, 78, 64, 14, 46
 """Size of a chart and its margins; the units are pixels in a window that is wide enough."""

@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from autotune.core import format_bytes
-from autotune_cli.flop_rates import flop_unit
-from autotune_cli.reports.records import Layer, Trial
-from autotune_cli.reports.sentences import clock, plural
+from autotune.core import flop_unit, format_bytes
+from autotune.report.records import Layer, Trial
+from autotune.report.sentences import clock, plural
 from tuning_db import Store
 from tuning_db.schema import Device
 

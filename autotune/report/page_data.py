@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from autotune.report.charts import describe
+from autotune.report.layers import runner
+from autotune.report.records import DeviceReport, Importances, Layer, Report, Trial
 from autotune.tuner.optuna_export import Value
-from autotune_cli.reports.charts import describe
-from autotune_cli.reports.layers import runner
-from autotune_cli.reports.records import DeviceReport, Importances, Layer, Report, Trial
 
 
 def layers_data(report: Report) -> dict[str, Any]:

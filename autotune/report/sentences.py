@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from autotune_cli.chart import number
-from autotune_cli.reports.records import CUDNN, TORCH, NetworkTime
+from autotune.core import number
+from autotune.report.records import CUDNN, TORCH, NetworkTime
 
 
 def plural(count: int, word: str) -> str:

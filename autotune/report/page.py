@@ -8,13 +8,12 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from autotune.core import format_bytes
-from autotune_cli.chart import number
-from autotune_cli.reports import charts
-from autotune_cli.reports.comparison import Comparison
-from autotune_cli.reports.page_data import layers_data
-from autotune_cli.reports.records import Report
-from autotune_cli.reports.sentences import about, clock, plural, size
+from autotune.core import format_bytes, number
+from autotune.report import charts
+from autotune.report.comparison import Comparison
+from autotune.report.page_data import layers_data
+from autotune.report.records import Report
+from autotune.report.sentences import about, clock, plural, size
 
 _PAGE = Path(__file__).parent / "page"
 _SCRIPTS = ("tables.js", "tooltips.js", "layer.js")

@@ -11,11 +11,11 @@ from autotune.core import AutotuneError
 from autotune.ir import Problem, limit_us, parse
 from autotune.libraries import aten, inductor
 from autotune.libraries.cudnn_names import FAMILY as CUDNN_FAMILY
+from autotune.report.importances import importances
+from autotune.report.records import CUDNN, OURS, TORCH, FailureCause, Layer, Trial
+from autotune.report.stored_resources import StoredResources
 from autotune.tuner import format_candidate, format_config
 from autotune.tuner.optuna_export import RecordedStudy, studies
-from autotune_cli.reports.importances import importances
-from autotune_cli.reports.records import CUDNN, OURS, TORCH, FailureCause, Layer, Trial
-from autotune_cli.stored_resources import StoredResources
 from tuning_db import Store
 from tuning_db.launch import launch_text
 from tuning_db.ranking import ranked
