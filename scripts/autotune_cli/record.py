@@ -40,7 +40,7 @@ def checkout() -> dict[str, Any]:
     """Return the entries "version", "commit" and "uncommitted_changes" for this program."""
     found: dict[str, Any] = {"version": version(), "commit": None, "uncommitted_changes": None}
     if (ROOT / "pyproject.toml").is_file() and (commit := _git("rev-parse", "HEAD")):
-        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude,glob)benchmarks/*")
         found |= {"commit": commit.strip(), "uncommitted_changes": bool(changed)}
     return found
 

@@ -1,4 +1,4 @@
-"""scripts/bench_transfer.py on the CPU: three tunes of small networks, and both plans of the second one."""
+"""benchmarks/programs/bench_transfer.py on the CPU: three tunes of small networks, and both plans of the second one."""
 
 import json
 
@@ -20,9 +20,8 @@ def test_both_plans_of_the_second_network_are_timed(tmp_path):
     limits = ["--budget", "20m", "--share", 0.5, "--trials", 1]
     options = ["--input", "3,16,16", "--batch", 2, *limits, "--seconds", 0.2, "--device", "cpu"]
     models = [f"{tmp_path / 'model.py'}:{name}" for name in ("first", "second")]
-    done = script(
-        "bench_transfer", *models, *options, "--keep", tmp_path / "kept", "--out", tmp_path, "--name", "found"
-    )
+    record = ("--out", tmp_path, "--name", "found")
+    done = script("benchmarks/programs/bench_transfer.py", *models, *options, "--keep", tmp_path / "kept", *record)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     assert list(found["budget_seconds"].values()) == [1200, 1200, 600]

@@ -1,4 +1,16 @@
-"""Runs `autotune bench-tuning`, whose options and description are in arguments/bench_tuning.py."""
+"""Time the tuner, and compare its winners with those of an exhaustive search.
+
+The network is tuned twice from nothing, with different seeds, and a third time
+with an empty database but the compiled kernels of the first run, in less time.
+The winners of these runs and of the exhaustive search are then timed in
+interleaved rounds. If the exhaustive search is a recording (replay.py record),
+the best configs of each of its problems are compiled and timed again.
+
+Example:
+  autotune tune --sampler brute-force --limit 150 --budget 1h --db all.db
+  python benchmarks/programs/bench_tuning.py --against all.db -- --batch 128 --budget 100s
+  python benchmarks/programs/bench_tuning.py -- --batch 128
+"""
 
 from __future__ import annotations
 
@@ -21,6 +33,8 @@ from autotune.measure import Worker
 from autotune.runtime import candidate
 from autotune.search import Space, SpaceTrace, TuneTrace
 from autotune.tuner import Progress, Tuner, TunerOptions
+from autotune_cli.command_line import RECORDS, positive
+from autotune_cli.main import run_program
 from autotune_cli.record import provenance, record_folder, slug, write
 from autotune_cli.timed_tune import timed_tune
 from tuning_db import Store
@@ -101,6 +115,29 @@ def compare(databases: dict[str, Path], rounds: int) -> dict[str, dict[str, floa
     return times
 
 
+RECORDING = Path("tests/data/search_h200.json.gz")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--against",
+        type=Path,
+        default=RECORDING,
+        metavar="FILE",
+        help=f"database or recording of an exhaustive search (default {RECORDING})",
+    )
+    parser.add_argument(
+        "--built",
+        default="15s",
+        metavar="TIME",
+        help="--budget of the run whose kernels are already compiled (default 15s)",
+    )
+    parser.add_argument("--rounds", type=positive, default=15, metavar="N", help="interleaved rounds (default 15)")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the databases and the tuner's output here")
+    parser.add_argument("--out", type=Path, metavar="DIR", help=f"folder of the record (default {RECORDS})")
+    parser.add_argument("options", nargs=argparse.REMAINDER, help="options of autotune tune, after --")
+
+
 def main(args: argparse.Namespace) -> int:
     options = [word for word in args.options if word != "--"]
     seconds: dict[str, float] = {}
@@ -132,3 +169,7 @@ def main(args: argparse.Namespace) -> int:
     write({**record, "sums_us": sums}, path)
     print(f"wrote {path}")
     return 0
+
+
+if __name__ == "__main__":
+    run_program(__doc__, add_arguments, main)

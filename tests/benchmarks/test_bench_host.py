@@ -1,4 +1,4 @@
-"""scripts/bench_host.py on the CPU."""
+"""benchmarks/programs/bench_host.py on the CPU."""
 
 import re
 
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
 
 
 def test_host_cost_is_measured(tuned_db):
-    done = script("bench_host", "--db", tuned_db, "--device", "cpu", "--calls", 20, "--loads", 1)
+    done = script("benchmarks/programs/bench_host.py", "--db", tuned_db, "--device", "cpu", "--calls", 20, "--loads", 1)
     assert done.returncode == 0, done.stderr
     assert "us a call" in done.stdout
     stages = dict(re.findall(r"^ +(\w[\w ]*?) +([\d.]+)$", done.stdout, re.MULTILINE))
@@ -22,7 +22,7 @@ def test_host_cost_is_measured(tuned_db):
 def test_the_start_of_a_captured_model_is_measured_by_both_doors(empty_db, monkeypatch):
     monkeypatch.setenv("AUTOTUNE_INDUCTOR", "0")
     words = ("--db", empty_db, "--device", "cpu", "--model", "unet", "--input", "3,16,16", "--calls", 20, "--loads", 1)
-    done = script("bench_host", *words)
+    done = script("benchmarks/programs/bench_host.py", *words)
     assert done.returncode == 0, done.stderr
     found = re.findall(r"from the call of ([\w.]+) to a first result, N = 1: (\d+) ms", done.stdout)
     assert [door for door, _ in found] == ["torch.compile", "from_model"]

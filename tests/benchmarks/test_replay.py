@@ -1,4 +1,4 @@
-"""scripts/replay.py: recordings, comparisons and errors."""
+"""benchmarks/programs/replay.py: recordings, comparisons and errors."""
 
 import json
 from pathlib import Path
@@ -13,14 +13,14 @@ from autotune.search import (
 
 def test_the_script_records_and_compares(tuned_db, tmp_path):
     file, chart = tmp_path / "cpu.json.gz", tmp_path / "curves.png"
-    done = script("replay", "record", tuned_db, file)
+    done = script("benchmarks/programs/replay.py", "record", tuned_db, file)
     assert done.returncode == 0, done.stderr
     assert "spaces" in done.stdout and "trials" in done.stdout and file.stat().st_size > 100
     merged = tmp_path / "merged.json.gz"
-    done = script("replay", "merge", file, file, merged)
+    done = script("benchmarks/programs/replay.py", "merge", file, file, merged)
     assert done.returncode == 0 and merged.read_bytes() == file.read_bytes(), done.stderr
     options = ("--sampler", "cost-model", "--sampler", DEFAULT_SAMPLER, "--seeds", 2, "--chart", chart)
-    done = script("replay", "compare", file, *options)
+    done = script("benchmarks/programs/replay.py", "compare", file, *options)
     assert done.returncode == 0, done.stderr
     assert "cost-model" in done.stdout and DEFAULT_SAMPLER in done.stdout and "within" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
@@ -29,8 +29,10 @@ def test_the_script_records_and_compares(tuned_db, tmp_path):
 
 def test_a_recording_is_searched_on_clusters(tuned_db, tmp_path):
     recording, out = tmp_path / "cpu.json.gz", tmp_path / "cluster.json"
-    assert script("replay", "record", tuned_db, recording).returncode == 0
-    done = script("replay", "cluster", recording, "--seeds", 1, "--name", "a network", "--out", out)
+    assert script("benchmarks/programs/replay.py", "record", tuned_db, recording).returncode == 0
+    done = script(
+        "benchmarks/programs/replay.py", "cluster", recording, "--seeds", 1, "--name", "a network", "--out", out
+    )
     assert done.returncode == 0, done.stderr
     assert "64 hosts" in done.stdout and "at least" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
@@ -47,7 +49,7 @@ def test_mistakes_are_told_in_a_line(tmp_path):
         (("compare", ROOT / "tests" / "data" / "search_h200.json.gz", "--sampler", "tpf"), "module:Class"),
         (("record", ROOT / "tuning_db" / "se_resnet9_fixup_h200.db", tmp_path / "x.gz"), "packed"),
     ):
-        done = script("replay", *arguments)
+        done = script("benchmarks/programs/replay.py", *arguments)
         assert done.returncode == 2 and done.stderr.startswith("error: ") and word in done.stderr, done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
     assert not Path(tmp_path / "x.gz").exists()

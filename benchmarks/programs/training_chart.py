@@ -1,13 +1,14 @@
-"""Draws the chart of `autotune train`: loss curves of torch's trainings and of one on tuned kernels."""
+"""Draws the chart of `train.py`: loss curves of torch's trainings and of one on tuned kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from training_curves import TORCH, Run
+
 from autotune_cli.chart import FAINT, INK
 from autotune_cli.chart import OURS as OUR_COLOR
-from autotune_cli.training_curves import TORCH, Run
 
 OTHER_SEEDS, BAND, SAME_SEED = "#aeb6c2", "#eceff4", "#e0a458"
 

@@ -1,6 +1,6 @@
 """Measures the time from a model in torch to its first result in this new process, and prints seconds as JSON.
 
-`autotune bench-host` runs it. What torch does once in a process, such as creating the CUDA context, is not counted.
+`bench_host.py` runs it. What torch does once in a process, such as creating the CUDA context, is not counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draws the result of `autotune replay`: time above the optimum against configs tried and against seconds."""
+"""Draws the result of `replay.py`: time above the optimum against configs tried and against seconds."""
 
 from __future__ import annotations
 

@@ -6,10 +6,10 @@ time, and by the regret, which is the time of the best of a few candidates over
 that of the best of all, minus 1.
 
 Examples:
-  autotune replay record tuning_db/all.db recording.json.gz
-  autotune replay compare recording.json.gz --seeds 20
-  autotune replay rate recording.json.gz --candidates 16
-  autotune replay cluster recording.json.gz --out cluster.json
+  python benchmarks/programs/replay.py record tuning_db/all.db recording.json.gz
+  python benchmarks/programs/replay.py compare recording.json.gz --seeds 20
+  python benchmarks/programs/replay.py rate recording.json.gz --candidates 16
+  python benchmarks/programs/replay.py cluster recording.json.gz --out cluster.json
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+import cluster_simulation
+import cost_model_rating
+import kernel_tuner_search
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from autotune.core import AutotuneError, format_bytes, require_one_of
 from autotune.search import ANY_SAMPLER, MIN_CONFIGS, SAMPLERS, Replay, TuneTrace, replay, trace_of
-from autotune_cli import cluster_simulation, cost_model_rating, kernel_tuner_search
 from autotune_cli.command_line import output, percent, positive, seconds
+from autotune_cli.main import run_program
 from autotune_cli.record import provenance
 from tuning_db import Store
 
@@ -189,7 +192,7 @@ def compare(args: argparse.Namespace, console: Console) -> None:
     if timed:
         console.print(table_by_time(timed, args.cores))
     if args.chart:
-        from autotune_cli.search_chart import draw
+        from search_chart import draw
 
         draw(runs, f"Samplers on {trace.device}, {args.seeds} seeds", args.chart)
         console.print(f"chart {args.chart}")
@@ -226,3 +229,7 @@ COMMANDS = {"record": record, "merge": merge, "compare": compare, "rate": rate, 
 
 def main(args: argparse.Namespace) -> None:
     COMMANDS[args.command](args, Console())
+
+
+if __name__ == "__main__":
+    run_program(__doc__, add_arguments, main)

@@ -1,20 +1,26 @@
 """bench_networks.py: the table, the means and the chart of a record."""
 
+import argparse
 import json
 import math
 
+import bench_networks
 import pytest
+import speedups
 import torch
 
 from autotune.core import AutotuneError
-from autotune_cli import speedups
-from autotune_cli.commands import bench_networks
-from autotune_cli.main import run_command
 
 
 def variant(us, ratio, error=1e-3):
     stream = {"median": us, "low": us, "high": us, "samples": 9}
     return {"status": "ok", "error": error, "stream": stream, "stream_ratio": ratio and {"median": ratio}}
+
+
+def run(*words):
+    parser = argparse.ArgumentParser()
+    bench_networks.add_arguments(parser)
+    return bench_networks.main(parser.parse_args(words))
 
 
 FAILED = {"status": "failed", "reason": "no memory"}
@@ -63,7 +69,7 @@ def test_a_speedup_is_over_the_faster_mode_of_torch_compile():
 def test_a_record_is_shown_and_drawn_again(tmp_path, capsys):
     path = tmp_path / "networks.json"
     path.write_text(json.dumps(RECORD))
-    assert run_command("bench-networks", ["--show", str(path)], "autotune bench-networks") == 0
+    assert run("--show", str(path)) == 0
     shown = capsys.readouterr().out
     assert "one, batch 8, compile_max: no memory" in shown and "three failed: autotune tune ended with 2" in shown
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
@@ -103,7 +109,7 @@ def test_a_network_is_tuned_and_timed_with_what_was_compiled_ahead(tmp_path, mon
         return measure(*arguments)
 
     monkeypatch.setattr(bench_networks, "measure", seen)
-    assert run_command("bench-networks", words, "autotune bench-networks") == 0
+    assert run(*words) == 0
     assert cached and "compiled 1 of 1" in capsys.readouterr().err
     (row,) = speedups.rows(json.loads(path.read_text()))
     assert row.speedup > 0 and row.untuned > 0 and row.peers["max-autotune"] > 0

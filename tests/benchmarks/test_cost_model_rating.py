@@ -3,12 +3,12 @@
 import math
 
 import pytest
+from cost_model_rating import rate
 from processes import script
 from repository import ROOT
 
 from autotune.ir import parse
 from autotune.search import ConfigTrace, Space, SpaceTrace, TuneTrace
-from autotune_cli.cost_model_rating import rate
 
 PROBLEM = parse("gemm m=64 n=64 k=64 dtype=f16")
 
@@ -40,7 +40,7 @@ def test_failures_have_no_rank_and_are_no_candidates_that_help():
 
 @pytest.mark.parametrize("name", ["search_h200", "search_resnet_h200"])
 def test_sixteen_candidates_are_within_five_percent_on_the_recordings(name):
-    done = script("replay", "rate", ROOT / "tests" / "data" / f"{name}.json.gz")
+    done = script("benchmarks/programs/replay.py", "rate", ROOT / "tests" / "data" / f"{name}.json.gz")
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     (total,) = [line.split() for line in done.stdout.splitlines() if line.startswith(" sum")]

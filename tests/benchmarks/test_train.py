@@ -4,8 +4,7 @@ import json
 
 import pytest
 from processes import script
-
-from autotune_cli.training_curves import POINTS, Run, compared
+from training_curves import POINTS, Run, compared
 
 
 def run(way, seed, losses):
@@ -29,7 +28,8 @@ def test_distances_of_curves():
 @pytest.mark.process  # matplotlib asks fc-list for fonts
 def test_the_default_network_is_trained_both_ways(empty_db, tmp_path):
     small = ("--device", "cpu", "--steps", 2, "--batch", 2, "--seeds", 2, "--images", 3)
-    done = script("train", "--db", empty_db, *small, "--out", tmp_path, "--name", "it", AUTOTUNE_INDUCTOR="0")
+    words = ("--db", empty_db, *small, "--out", tmp_path, "--name", "it")
+    done = script("benchmarks/programs/train.py", *words, AUTOTUNE_INDUCTOR="0")
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "it.json").read_text())
     runs = [Run(**entry) for entry in record["runs"]]
@@ -37,7 +37,7 @@ def test_the_default_network_is_trained_both_ways(empty_db, tmp_path):
     assert runs[2].losses == pytest.approx(runs[0].losses, rel=1e-4) and runs[1].losses[0] != runs[0].losses[0]
     assert record["deviation"] < 1e-3 < record["spread"]
     assert "top-1" in done.stdout and (tmp_path / "it.png").read_bytes().startswith(b"\x89PNG")
-    again = script("train", "--plot", tmp_path / "it.json")
+    again = script("benchmarks/programs/train.py", "--plot", tmp_path / "it.json")
     assert again.returncode == 0 and str(tmp_path / "it.png") in again.stdout
 
 
@@ -46,5 +46,5 @@ def test_the_default_network_is_trained_both_ways(empty_db, tmp_path):
     [((), "give --db PATH"), (("--db", "absent.db"), "no tuning database"), (("--plot", "absent"), "cannot read")],
 )
 def test_mistakes_are_told_in_a_line(arguments, said):
-    done = script("train", *arguments)
+    done = script("benchmarks/programs/train.py", *arguments)
     assert done.returncode == 2 and done.stderr.startswith("error: ") and said in done.stderr

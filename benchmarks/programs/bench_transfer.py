@@ -1,4 +1,13 @@
-"""Runs `autotune bench-transfer`, whose options and description are in arguments/bench_transfer.py."""
+"""Time the tune of a network that begins with another network's database.
+
+A first network is tuned. Then a second one is tuned twice: from nothing, and
+with the first one's database in a part of the time. Each run compiles into a
+folder of its own. Both plans of the second network are then timed in
+interleaved rounds. The table also shows how well each run kept its budget.
+
+Example:
+  python benchmarks/programs/bench_transfer.py torchvision:resnet18 torchvision:resnet34
+"""
 
 from __future__ import annotations
 
@@ -15,12 +24,33 @@ from rich.table import Table
 
 from autotune.ir import DTYPES
 from autotune_cli import models, timing
-from autotune_cli.command_line import torch_device
+from autotune_cli.command_line import MODEL, add_device, add_record, positive, seconds, shape, torch_device
+from autotune_cli.main import run_program
 from autotune_cli.record import provenance, record_folder, slug, write
 from autotune_cli.timed_tune import timed_tune
 from fused_resnet import FusedResNet
 
 FIRST, NOTHING, TRANSFER = "first network", "second, from nothing", "second, from the first's database"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("first", metavar="FIRST", help=f"the network that is tuned before: {MODEL}")
+    parser.add_argument("second", metavar="SECOND", help="the network that is tuned twice")
+    parser.add_argument("--input", type=shape, metavar="C,H,W", help="shape of one sample, if not the usual ones")
+    parser.add_argument("--batch", type=positive, default=8, metavar="N", help="batch size (default %(default)s)")
+    parser.add_argument("--budget", type=seconds, default=120.0, metavar="TIME", help="time of a tune (default 2m)")
+    parser.add_argument(
+        "--share",
+        type=float,
+        default=0.5,
+        metavar="X",
+        help="part of the budget for the tune that begins with the first network's database (default %(default)s)",
+    )
+    parser.add_argument("--trials", type=positive, metavar="N", help="--trials of each tune (default: the tuner's own)")
+    parser.add_argument("--seconds", type=seconds, default=3.0, metavar="TIME", help="time of each plan (default 3)")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the databases and the tuner's output here")
+    add_device(parser)
+    add_record(parser, "transfer-SECOND-DEVICE")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -98,3 +128,7 @@ def _finish(
     path = record_folder(arguments.out) / f"{stem}.json"
     write(record, path)
     console.print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    run_program(__doc__, add_arguments, main)

@@ -1,4 +1,15 @@
-"""Runs `autotune bench-host`, whose options and description are in arguments/bench_host.py."""
+"""Measure the host time of FusedResNet: of loading it, and of a call.
+
+The time of loading is from `import torch` to the first result, in new
+processes. For a captured model it is from the model in torch to the first
+result, once by FusedResNet.from_model, and once by torch.compile with the
+backend "autotune", with the part before torch calls the backend. A call returns
+while the GPU works. On a CPU the kernels run within the call, so there only the
+check of the state and the allocation of the output are host time.
+
+Example:
+  python benchmarks/programs/bench_host.py --db tuning_db/se_resnet9_fixup_h200.db
+"""
 
 from __future__ import annotations
 
@@ -14,12 +25,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cold_start
+import model_start
 import torch
 
 from autotune.core import AutotuneError
 from autotune.measure import synchronize
-from autotune_cli import cold_start, model_start
-from autotune_cli.command_line import torch_device
+from autotune_cli.command_line import add_device, add_model, positive, torch_device
+from autotune_cli.main import run_program
 from autotune_cli.models import load
 from fused_resnet import FusedResNet
 from fused_resnet.call_cache import CallCache
@@ -31,7 +44,7 @@ BURST = 20
 def load_times(database: Path, batch: int, device: torch.device, loads: int) -> dict[str, float]:
     """Return the milliseconds of each stage of loading, medians over new processes, and their sum."""
     found: list[dict[str, float]] = [
-        _in_new_process(cold_start.__name__, str(database), str(batch), str(device)) for _ in range(loads)
+        _in_new_process(cold_start.__file__, str(database), str(batch), str(device)) for _ in range(loads)
     ]
     totals = [sum(seconds[stage] for stage in cold_start.STAGES) for seconds in found]
     return {"total": 1e3 * statistics.median(totals), **_medians_ms(found)}
@@ -42,7 +55,7 @@ def start_times(options: argparse.Namespace, device: torch.device) -> dict[str, 
     shape = ",".join(map(str, options.input)) if options.input else ""
     words = (options.model, shape, str(options.db), str(options.batch), str(device))
     return {
-        door: _medians_ms([_in_new_process(model_start.__name__, door, *words) for _ in range(options.loads)])
+        door: _medians_ms([_in_new_process(model_start.__file__, door, *words) for _ in range(options.loads)])
         for door in model_start.DOORS
     }
 
@@ -52,13 +65,13 @@ def _medians_ms(runs: list[dict[str, float]]) -> dict[str, float]:
     return {part: 1e3 * statistics.median(seconds[part] for seconds in runs) for part in runs[0]}
 
 
-def _in_new_process(module: str, *words: str) -> Any:
-    """Return what a module prints as JSON; raises AutotuneError if it fails."""
+def _in_new_process(program: str, *words: str) -> Any:
+    """Return what a program prints as JSON; raises AutotuneError if it fails."""
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-m", module, *words]
+    command = [sys.executable, program, *words]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
-        raise AutotuneError(f"{module} failed: {(done.stderr.strip().splitlines() or [''])[-1]}")
+        raise AutotuneError(f"{program} failed: {(done.stderr.strip().splitlines() or [''])[-1]}")
     return json.loads(done.stdout)
 
 
@@ -92,6 +105,19 @@ def measure(network: FusedResNet, x: torch.Tensor, calls: int) -> dict[str, floa
         return {name: host_us(part, x.device, calls) for name, part in parts.items()}
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--db", type=Path, required=True, metavar="FILE", help="the tuning database")
+    add_model(parser, "se_resnet9_fixup", in_channels=False)
+    parser.add_argument("--batch", type=positive, default=1, metavar="N", help="batch size (default 1)")
+    parser.add_argument(
+        "--calls", type=positive, default=5000, metavar="N", help="calls for each measurement (default 5000)"
+    )
+    parser.add_argument(
+        "--loads", type=int, default=5, metavar="N", help="loads, each in a new process (default 5; 0: none)"
+    )
+    add_device(parser)
+
+
 def main(options: argparse.Namespace) -> int:
     device, model = torch_device(options.device), load(options.model, options.input, None)
     warnings.filterwarnings("ignore", message=".*is not tuned")
@@ -120,3 +146,7 @@ def main(options: argparse.Namespace) -> int:
         if device.type == "cuda":
             print(f"    {'around the engine':22}{found['call'] - found['engine']:8.2f}")
     return 0
+
+
+if __name__ == "__main__":
+    run_program(__doc__, add_arguments, main)

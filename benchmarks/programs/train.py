@@ -1,4 +1,14 @@
-"""Runs `autotune train`, whose options and description are in arguments/train.py."""
+"""Train SE-ResNet9-Fixup on generated images, by torch and on tuned kernels.
+
+Torch trains it once for each seed, and torch.compile(backend="autotune") once
+with the first seed. The results are the accuracies, the difference of the two
+loss curves with the first seed beside that of torch's curves with two seeds, a
+JSON record and a chart of the curves.
+
+Tune the training step first:
+  autotune tune --arch sm90 --batch 256 --train --db training.db
+  python benchmarks/programs/train.py --db training.db
+"""
 
 from __future__ import annotations
 
@@ -10,16 +20,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import training_chart
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
+from training_curves import OURS, POINTS, TORCH, Run, compared
 
 from autotune.core import AutotuneError
 from autotune.ir import DTYPES
-from autotune_cli import synthetic_dataset, training_chart
-from autotune_cli.command_line import torch_device
+from autotune_cli import synthetic_dataset
+from autotune_cli.command_line import add_device, add_record, positive, torch_device
+from autotune_cli.main import run_program
 from autotune_cli.record import provenance, record_folder, slug, write
-from autotune_cli.training_curves import OURS, POINTS, TORCH, Run, compared
 from fused_resnet.compile_backend import autotune
 from fused_resnet.networks.se_resnet9_fixup import SEResNet9Fixup
 
@@ -46,6 +58,24 @@ class Classifier(nn.Module):
         """Classify images."""
         y: Tensor = self.head(self.encoder(x).mean((2, 3)))
         return y
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--db", metavar="PATH", help="the tuning database of the training step")
+    add_device(parser)
+    parser.add_argument("--dtype", choices=["f16", "bf16", "f32"],
+                        help="of the products, by torch.autocast (default f16 on a GPU, f32 on a CPU)")  # fmt: skip
+    parser.add_argument("--steps", type=positive, default=1500, metavar="N", help="training steps (default 1500)")
+    parser.add_argument("--batch", type=positive, default=256, metavar="N", help="images per step (default 256)")
+    parser.add_argument(
+        "--seeds", type=positive, default=3, metavar="N", help="trainings by torch, each with another seed (default 3)"
+    )
+    parser.add_argument(
+        "--images", type=positive, default=4096, metavar="N", help="images for the accuracy (default 4096)"
+    )
+    results = parser.add_argument_group("results")
+    add_record(results, "train-se_resnet9_fixup with device and dtype")
+    results.add_argument("--plot", type=Path, metavar="FILE.json", help="only draw the chart of a record again")
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -135,6 +165,10 @@ def _read(path: Path) -> dict[str, Any]:
         record = json.loads(path.read_text())
         _ = [Run(**entry) for entry in record["runs"]], record["machine"]["device"]
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise AutotuneError(f"cannot read a record of `autotune train` from {path}: {problem}") from problem
+        raise AutotuneError(f"cannot read a record of `train.py` from {path}: {problem}") from problem
     found: dict[str, Any] = record
     return found
+
+
+if __name__ == "__main__":
+    run_program(__doc__, add_arguments, main)

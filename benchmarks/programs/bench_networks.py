@@ -1,14 +1,27 @@
-"""Runs `autotune bench-networks`, whose options and description are in arguments/bench_networks.py."""
+"""Compare FusedResNet with torch.compile on a list of networks.
+
+Each network is tuned in a process of its own. A process for each batch size
+then times FusedResNet on the tuned database and with nothing tuned, and
+torch.compile in its modes reduce-overhead and max-autotune with freezing, all
+in interleaved rounds. On a GPU the processes first compile, all at the same
+time; kernels are timed in turns. Several GPUs take one network after the other,
+each with its share of the cores. What Inductor compiled and timed stays in the
+folder of --dbs, so max-autotune, which takes minutes, goes on where an
+interrupted run ended. A process that compiles in this mode keeps one core busy,
+so --compile-ahead first lets several of them fill Inductor's caches. The
+results are a table, a chart, and a JSON record. A network that the record holds
+is measured again only if --only names it.
+
+Example:
+  python benchmarks/programs/bench_networks.py --budget 3m --dbs generated/networks
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,16 +30,26 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import networks_chart
 import torch
+from bench_process import BenchProcess, read, run
 from rich.console import Console
 from rich.table import Table
+from speedups import PEERS, Row, mean, rows
 
 from autotune.core import AutotuneError, number, require_one_of
-from autotune_cli import networks_chart
-from autotune_cli.command_line import names, require_gpus, torch_device
-from autotune_cli.commands.bench import PREPARED
-from autotune_cli.record import one_line, provenance, record_folder, slug, write
-from autotune_cli.speedups import PEERS, Row, mean, rows
+from autotune_cli.command_line import (
+    RECORDS,
+    add_device,
+    gpu_numbers,
+    names,
+    positive,
+    require_gpus,
+    sizes,
+    torch_device,
+)
+from autotune_cli.main import run_program
+from autotune_cli.record import provenance, record_folder, slug, write
 
 UNET = "unet"
 NETWORKS = {
@@ -49,16 +72,47 @@ METHOD = (
 )
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", type=names, default=[], metavar="A,B", help="only these networks, even if recorded")
+    parser.add_argument("--batch", type=sizes, default="1,32,128", metavar="N[,N]", help="default %(default)s")
+    parser.add_argument("--budget", default="3m", metavar="TIME", help="time to tune a network (default 3m)")
+    parser.add_argument(
+        "--dbs",
+        type=Path,
+        default=Path("generated/networks"),
+        metavar="DIR",
+        help="folder of the databases, of Inductor's caches, and of what tune and bench print (default %(default)s)",
+    )
+    parser.add_argument("--input", metavar="C,H,W", help="size of an image, instead of each network's usual size")
+    parser.add_argument("--no-tune", action="store_true", help="measure with the databases as they are")
+    parser.add_argument("--seconds", default="2", metavar="TIME", help="time of each variant (default 2)")
+    parser.add_argument("--skip-max-autotune", action="store_true", help="leave out max-autotune, which takes minutes")
+    parser.add_argument(
+        "--compile-ahead",
+        type=positive,
+        metavar="N",
+        help="before anything is measured, let Inductor compile all networks, in N processes a GPU at a time",
+    )
+    add_device(parser)
+    parser.add_argument(
+        "--devices", type=gpu_numbers, metavar="N,...", help="the GPUs that share the networks (default 0)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE.json", help=f"the record (default networks-DEVICE.json in {RECORDS})"
+    )
+    parser.add_argument("--show", type=Path, metavar="FILE.json", help="only print and draw a record")
+
+
 def main(arguments: argparse.Namespace) -> int:
     if arguments.show:
-        finish(_read(arguments.show), arguments.show)
+        finish(read(arguments.show), arguments.show)
         return 0
     for name in arguments.only:
         require_one_of("network", name, list(NETWORKS))
     device = torch_device(arguments.device)
     about = provenance(device)
     path = arguments.out or record_folder(None) / f"networks-{slug(about['machine']['device'])}.json"
-    known = _read(path)["networks"] if path.is_file() else {}
+    known = read(path)["networks"] if path.is_file() else {}
     record: dict[str, Any] = {**about, "method": METHOD, "budget": arguments.budget, "networks": known}
     wanted = arguments.only or [name for name in NETWORKS if name not in known]
     available = places(arguments.devices, device.type)
@@ -103,7 +157,7 @@ def compile_ahead(
         name, batch = job
         place = free.get()
         options = _options(name, arguments, device, variants, seconds="0")
-        bench = _Bench(batch, database_of(name, arguments), options, place)
+        bench = BenchProcess(batch, database_of(name, arguments), options, place)
         try:
             bench.start(compilers=1)
             bench.batches()
@@ -189,7 +243,7 @@ def measure(name: str, arguments: argparse.Namespace, device: str, place: Mappin
     batches = ["--batch", ",".join(map(str, arguments.batch))]
     entry: dict[str, Any] = {}
     options = _options(name, arguments, device, _variants(arguments), arguments.seconds)
-    benches = [_Bench(batch, database, options, place) for batch in arguments.batch]
+    benches = [BenchProcess(batch, database, options, place) for batch in arguments.batch]
     try:
         if device == "cuda":
             for bench in benches:
@@ -201,7 +255,7 @@ def measure(name: str, arguments: argparse.Namespace, device: str, place: Mappin
             arch = "cpu" if device == "cpu" else "auto"
             where = ("--db", str(database), "--budget", arguments.budget)
             tune = ("tune", *_model(name, arguments), *batches, "--arch", arch, *where)
-            _run(*tune, report=database.with_suffix(".tune.txt"), place=place)
+            run(*tune, report=database.with_suffix(".tune.txt"), place=place)
             entry["tune_seconds"] = round(time.monotonic() - started, 1)
         entry["batches"] = [record for bench in benches for record in bench.batches()]
     except AutotuneError as problem:
@@ -232,93 +286,6 @@ def _options(name: str, arguments: argparse.Namespace, device: str, variants: Se
     return [*_model(name, arguments), "--device", device, *only]
 
 
-class _Bench:
-    """A process that times a network at one batch size when `batches` is called.
-
-    Args:
-        batch: The batch size.
-        database: The tuning database.
-        options: Further options of `autotune bench`.
-        place: Environment variables of the process.
-    """
-
-    def __init__(self, batch: int, database: Path, options: Sequence[str], place: Mapping[str, str]) -> None:
-        self._report = database.with_suffix(f".bench-{batch}.txt")
-        inductor = database.with_suffix(f".inductor-{batch}").absolute()
-        self._environment = os.environ | place | {"TORCHINDUCTOR_CACHE_DIR": str(inductor)}  # not for the tune
-        self._folder = tempfile.TemporaryDirectory()
-        where = ("--db", str(database), "--out", self._folder.name, "--name", "record")
-        self._line = [*_command("bench", "--batch", str(batch)), *options, *where, "--pause"]
-        self._process: subprocess.Popen[str] | None = None
-
-    def start(self, compilers: int | None = None) -> None:
-        """Start the process, which prepares all that needs no database.
-
-        Args:
-            compilers: Processes in which Inductor compiles; None for its own choice.
-        """
-        environment = self._environment
-        if compilers:
-            environment = environment | {"TORCHINDUCTOR_COMPILE_THREADS": str(compilers)}
-        with self._report.open("w") as out:
-            self._process = subprocess.Popen(
-                self._line, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, text=True, env=environment
-            )
-
-    def wait_until_prepared(self) -> None:
-        """Wait until the process needs the database, or has ended."""
-        assert self._process
-        while self._process.poll() is None and PREPARED not in self._report.read_text(errors="replace"):
-            time.sleep(0.2)
-
-    def batches(self) -> list[dict[str, Any]]:
-        """Time the network; returns what `bench` records of its batch sizes; raises AutotuneError if that fails."""
-        if self._process is None:
-            self.start()
-        assert self._process
-        self._process.communicate("\n")
-        _check("bench", self._process.returncode, self._report)
-        batches: list[dict[str, Any]] = _read(Path(self._folder.name) / "record.json")["batches"]
-        return batches
-
-    def stop(self) -> None:
-        """End the process if it runs, and remove what it wrote."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-        self._folder.cleanup()
-
-
-def _run(command: str, *words: str, report: Path, place: Mapping[str, str]) -> None:
-    """Run a command of autotune and write what it prints to a file; its progress goes to this process's standard error.
-
-    Raises:
-        AutotuneError: It failed.
-    """
-    with report.open("w") as out:
-        done = subprocess.run(_command(command, *words), check=False, stdout=out, env=os.environ | place)
-    _check(command, done.returncode, report)
-
-
-def _command(name: str, *words: str) -> list[str]:
-    return [sys.executable, "-m", "autotune_cli", name, *words]
-
-
-def _check(command: str, code: int, report: Path) -> None:
-    """Raise AutotuneError with the last line of a report if the command that wrote it failed."""
-    if code:
-        last = report.read_text().strip().splitlines()[-1:] or [""]
-        raise AutotuneError(f"autotune {command} ended with {code}: {last[0]}")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        record: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as problem:
-        raise AutotuneError(f"'{path}' is not a record: {one_line(problem)}") from problem
-    return record
-
-
 def finish(record: Mapping[str, Any], path: Path) -> None:
     """Print the table and the failures, and draw the chart beside the record."""
     found = rows(record)
@@ -338,7 +305,7 @@ def finish(record: Mapping[str, Any], path: Path) -> None:
         try:
             networks_chart.draw(found, record["machine"]["device"], picture)
         except ImportError:
-            console.print("drawing needs matplotlib: install it, then run autotune bench-networks --show")
+            console.print("drawing needs matplotlib: install it, then give --show FILE.json")
         else:
             console.print(f"wrote {path} and {picture}")
 
@@ -364,3 +331,7 @@ def _table(found: Sequence[Row]) -> Table:
 
 def _number(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.2f}"
+
+
+if __name__ == "__main__":
+    run_program(__doc__, add_arguments, main)

@@ -1,4 +1,4 @@
-"""Draws the chart of `autotune bench-networks`: how many times faster than torch.compile each network runs."""
+"""Draws the chart of `bench_networks.py`: how many times faster than torch.compile each network runs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from speedups import Row
+
 from autotune.core import number
 from autotune_cli.chart import FAINT, INK, OURS
-from autotune_cli.speedups import Row
 
 LOST = "#d98a3d"  # slower than torch.compile
 ROW_INCHES, HEAD_INCHES, GAP = 0.24, 1.3, 0.6

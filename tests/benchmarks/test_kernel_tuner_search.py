@@ -3,12 +3,12 @@
 import importlib.util
 
 import pytest
+from kernel_tuner_search import cache, search
 from processes import script
 from repository import ROOT
 
 from autotune.core import UnknownNameError
 from autotune.search import TuneTrace
-from autotune_cli.kernel_tuner_search import cache, search
 
 RECORDING = ROOT / "tests" / "data" / "search_h200.json.gz"
 is_installed = importlib.util.find_spec("kernel_tuner") is not None
@@ -28,7 +28,7 @@ def test_a_cache_holds_every_config_with_its_best_time():
 
 @pytest.mark.skipif(is_installed, reason="Kernel Tuner is installed")
 def test_without_kernel_tuner_a_line_says_what_to_install():
-    done = script("replay", "compare", RECORDING, "--sampler", "kernel-tuner:pso", "--seeds", 1)
+    done = script("benchmarks/programs/replay.py", "compare", RECORDING, "--sampler", "kernel-tuner:pso", "--seeds", 1)
     assert done.returncode == 2 and done.stderr.startswith("error: ") and "pip install kernel-tuner" in done.stderr
 
 

@@ -1,4 +1,4 @@
-"""Speedups over torch.compile in a record of `autotune bench-networks`."""
+"""Speedups over torch.compile in a record of `bench_networks.py`."""
 
 from __future__ import annotations
 
