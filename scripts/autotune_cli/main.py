@@ -1,15 +1,14 @@
 """The `autotune` command: finds the subcommand, runs it, and turns errors into one sentence and an exit code.
 
-A subcommand is a module with `main(arguments)`, which returns the exit code or None for 0. Its `add_arguments(parser)`,
-and the docstring that starts its --help, are in a module of the same name in arguments/ that does not import torch,
-which takes seconds; or in its own module, if it has none there. Only the modules of the chosen subcommand are imported.
+A subcommand is a module in commands/ with `main(arguments)`, which returns the exit code or None for 0. The module of
+the same name in arguments/ has its `add_arguments(parser)` and the docstring that starts its --help. It does not import
+torch, which takes seconds. Only the modules of the chosen subcommand are imported.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import os
 import sys
 import time
@@ -20,21 +19,21 @@ from autotune_cli import interrupts
 
 COMMANDS = {
     "Tune": {
-        "tune": ("commands.tune", "tune a network's layers or single problems"),
-        "db": ("commands.db", "show, merge, sync, pack, export, compare and sign databases"),
-        "report": ("commands.report", "write a database as one HTML page"),
+        "tune": "tune a network's layers or single problems",
+        "db": "show, merge, sync, pack, export, compare and sign databases",
+        "report": "write a database as one HTML page",
     },
     "Measure": {
-        "bench": ("commands.bench", "time FusedResNet against eager torch and torch.compile"),
-        "bench-layers": ("commands.bench_layers", "compare tuned kernels with cuDNN layer by layer"),
-        "accuracy": ("commands.accuracy", "measure the accuracy of each precision"),
-        "profile": ("commands.profile", "list operators and kernels below each module"),
-        "algorithms": ("commands.algorithms", "list and time cuDNN's convolution algorithms"),
+        "bench": "time FusedResNet against eager torch and torch.compile",
+        "bench-layers": "compare tuned kernels with cuDNN layer by layer",
+        "accuracy": "measure the accuracy of each precision",
+        "profile": "list operators and kernels below each module",
+        "algorithms": "list and time cuDNN's convolution algorithms",
     },
 }
-"""Heading -> subcommand -> (module below autotune_cli, line of `autotune --help`)."""
+"""Heading -> subcommand -> line of `autotune --help`."""
 
-MODULES = {name: module for group in COMMANDS.values() for name, (module, _) in group.items()}
+NAMES = tuple(name for group in COMMANDS.values() for name in group)
 EXIT_USER_ERROR, EXIT_HANGUP, EXIT_BROKEN_PIPE = 2, 129, 141
 
 
@@ -57,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="store_true", help="print the version")
-    parser.add_argument("command", nargs="?", choices=list(MODULES), metavar="COMMAND", help="a command of those below")
+    parser.add_argument("command", nargs="?", choices=NAMES, metavar="COMMAND", help="a command of those below")
     known = parser.parse_args(words[:1])
     if known.version:
         print(f"autotune {_version()}")
@@ -92,7 +91,7 @@ def run_command(name: str, argv: Sequence[str], program: str) -> int:
         options = importlib.import_module(options_module(name))
         about = (options.__doc__ or "").replace(f"autotune {name} ", f"{program} ")
         arguments = _parsed(program, about, options.add_arguments, argv, started)
-        module = importlib.import_module(f"autotune_cli.{MODULES[name]}")
+        module = importlib.import_module(f"autotune_cli.commands.{_file(name)}")
         with interrupts.handled_by(interrupts.interrupt):
             return int(module.main(arguments) or 0)
 
@@ -165,8 +164,11 @@ def _exit_code(work: Callable[[], int]) -> int:
 
 def options_module(name: str) -> str:
     """Return the name of the module that has the options of a subcommand, and the text of its --help."""
-    light = f"autotune_cli.arguments.{MODULES[name].rpartition('.')[2]}"
-    return light if importlib.util.find_spec(light) else f"autotune_cli.{MODULES[name]}"
+    return f"autotune_cli.arguments.{_file(name)}"
+
+
+def _file(name: str) -> str:
+    return name.replace("-", "_")
 
 
 def _sentence(error: Exception) -> str | None:
@@ -183,9 +185,9 @@ def _sentence(error: Exception) -> str | None:
 
 def _command_list() -> str:
     """Return the subcommands by group, a line each."""
-    width = max(map(len, MODULES)) + 2
+    width = max(map(len, NAMES)) + 2
     groups = [
-        "\n".join([f"{heading}:", *(f"  {name:{width}}{about}" for name, (_, about) in commands.items())])
+        "\n".join([f"{heading}:", *(f"  {name:{width}}{about}" for name, about in commands.items())])
         for heading, commands in COMMANDS.items()
     ]
     return "\n\n".join([*groups, "autotune COMMAND --help describes a command."])

@@ -36,9 +36,9 @@ from rich.console import Console
 from rich.table import Table
 
 from autotune.codegen.build_queue import build
-from autotune_cli import record
 from autotune_cli.command_line import output, positive
 from autotune_cli.main import run_program
+from autotune_cli.record import provenance, write
 
 TARGETS = {
     "tuner": "the tuning process",
@@ -279,7 +279,7 @@ def _table(kills: Sequence[Kill]) -> Table:
 
 def main(args: argparse.Namespace) -> int:
     console = Console()
-    began = record.provenance(torch.device("cpu"))
+    began = provenance(torch.device("cpu"))
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["AUTOTUNE_GENERATED"] = f"{folder}/checked"  # of this process, which compiles again what failed
@@ -297,7 +297,7 @@ def main(args: argparse.Namespace) -> int:
             "runs_ended": campaign.ended,
             "defects": sum(bool(kill.defects) for kill in kills),
         }
-        record.write({**began, "arguments": given, **found, "kills": list(map(asdict, kills))}, args.json)
+        write({**began, "arguments": given, **found, "kills": list(map(asdict, kills))}, args.json)
     return int(any(kill.defects for kill in kills))
 
 

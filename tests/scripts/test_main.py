@@ -9,16 +9,21 @@ import pytest
 from processes import process, python, script
 from repository import SCRIPTS
 
+from autotune import core, cudnn_algorithms, measure, search
 from autotune.core import paths
-from autotune.tuner import OBJECTIVES
-from autotune_cli import main
+from autotune.families import PERMISSIONS
+from autotune.tuner import INDUCTOR_MODES, OBJECTIVES
+from autotune_cli import command_line, main
 from autotune_cli.arguments import accuracy as accuracy_options
+from autotune_cli.arguments import algorithms as algorithms_options
 from autotune_cli.arguments import bench as bench_options
 from autotune_cli.arguments import db as db_options
+from autotune_cli.arguments import tune as tune_options
 from autotune_cli.baselines import VARIANTS
 from autotune_cli.commands import accuracy
 from autotune_cli.training_steps import STEPS
 from fused_resnet.model_source import PRODUCTS
+from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS
 from fused_resnet.precisions import PRECISIONS
 
 ENTRY_POINTS = sorted(SCRIPTS.glob("*.py"))
@@ -28,7 +33,7 @@ ENTRY_POINTS = sorted(SCRIPTS.glob("*.py"))
 def test_the_list_of_commands_needs_no_torch():
     done = python("import sys\nfrom autotune_cli.main import main\nmain(['--help'])", env={"PYTHONPATH": str(SCRIPTS)})
     assert done.returncode == 0, done.stderr
-    assert all(f"  {name} " in done.stdout for name in main.MODULES)
+    assert all(f"  {name} " in done.stdout for name in main.NAMES)
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
     loaded = python(
         "import sys\nimport autotune_cli.main\nprint({'torch', 'rich', 'numpy', 'autotune'} & sys.modules.keys())",
@@ -37,34 +42,40 @@ def test_the_list_of_commands_needs_no_torch():
     assert loaded.stdout == "set()\n", loaded.stderr
 
 
-LIGHT = [name for name in main.MODULES if ".arguments." in main.options_module(name)]
-
-
 @pytest.mark.process
-def test_the_help_of_common_commands_needs_no_torch():
-    assert {"bench", "db", "report", "profile", "accuracy", "train"} <= set(LIGHT)
+def test_no_help_needs_torch():
     code = f"""
 import contextlib, sys
 from autotune_cli.main import main
-for name in {LIGHT}:
+for name in {main.NAMES}:
     with contextlib.suppress(SystemExit):
         main([name, "--help"])
-print(sorted({{"torch", "numpy", "sqlalchemy", "rich"}} & sys.modules.keys()))
+print(sorted({{"torch", "numpy", "sqlalchemy", "rich", "autotune"}} & sys.modules.keys()))
 """
     done = python(code, env={"PYTHONPATH": str(SCRIPTS)})
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
-    assert done.stdout.count("usage: ") >= len(LIGHT)
+    assert done.stdout.count("usage: ") >= len(main.NAMES)
 
 
 def test_options_list_what_exists():
     assert tuple(variant.name for variant in VARIANTS) == bench_options.VARIANTS
     assert tuple(variant.name for variant in STEPS) == bench_options.STEPS
-    assert tuple(OBJECTIVES) == db_options.OBJECTIVES
+    assert tuple(OBJECTIVES) == db_options.OBJECTIVES == tuple(tune_options.OBJECTIVES)
     assert tuple(accuracy.PRECISIONS) == accuracy_options.PRECISIONS
     assert set(PRECISIONS) == set(PRODUCTS)
+    assert tuple(core.ARCHITECTURES) == tune_options.ARCHITECTURES
+    assert tuple(search.SAMPLERS) == tuple(tune_options.SAMPLERS)
+    assert (search.DEFAULT_SAMPLER, search.ANY_SAMPLER) == (tune_options.DEFAULT_SAMPLER, tune_options.ANY_SAMPLER)
+    assert {name.replace("_", "-"): meaning for name, meaning in PERMISSIONS.items()} == tune_options.PERMISSIONS
+    assert tuple(INDUCTOR_MODES) == tune_options.INDUCTOR_MODES
+    assert (measure.BUFFERS, measure.TIMERS) == (tune_options.BUFFERS, tune_options.TIMERS)
+    assert next(iter(GRAPHS)) == command_line.DEFAULT_MODEL
+    assert cudnn_algorithms.DIRECTIONS == algorithms_options.DIRECTIONS
+    assert cudnn_algorithms.KINDS == algorithms_options.KINDS
+    assert tuple(cudnn_algorithms.ORDERS) == algorithms_options.ORDERS
 
 
-@pytest.mark.parametrize("name", main.MODULES)
+@pytest.mark.parametrize("name", main.NAMES)
 def test_help_names_the_program_and_fits_80_columns(name, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     for program in (f"autotune {name}", f"python scripts/{name.replace('-', '_')}.py"):
@@ -82,12 +93,12 @@ def test_a_script_only_runs_its_command(path):
     tree = ast.parse(path.read_text())
     [call] = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     [name] = [argument.value for argument in call.args]
-    assert name in main.MODULES
+    assert name in main.NAMES
     assert {"profile_model": "profile"}.get(path.stem, path.stem.replace("_", "-")) == name
 
 
 def test_every_command_has_a_script():
-    assert len(ENTRY_POINTS) == len(main.MODULES)
+    assert len(ENTRY_POINTS) == len(main.NAMES)
 
 
 def test_the_version_is_the_packages(capsys):

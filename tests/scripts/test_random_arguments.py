@@ -124,7 +124,7 @@ def run(name, words):
     silent, said = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(said), pytest.MonkeyPatch.context() as on:
         try:
-            if name in main.MODULES:
+            if name in main.NAMES:
                 code = main.run_command(name, words, f"autotune {name}")
             else:
                 module = importlib.import_module(name)
@@ -139,7 +139,7 @@ def assert_clear(name, words):
     code, said = run(name, words)
     lines = said.strip().splitlines()
     if code == 2:
-        program = f"autotune {name}" if name in main.MODULES else f"python {name}.py"
+        program = f"autotune {name}" if name in main.NAMES else f"python {name}.py"
         assert lines and lines[-1].startswith(("error: ", f"{program}: error: ", f"{program} ")), said
         assert ": error: " in lines[-1] or len(lines) == 1, said
     else:
@@ -148,7 +148,7 @@ def assert_clear(name, words):
 
 def parser_of(name):
     parser = argparse.ArgumentParser()
-    importlib.import_module(main.options_module(name) if name in main.MODULES else name).add_arguments(parser)
+    importlib.import_module(main.options_module(name) if name in main.NAMES else name).add_arguments(parser)
     return parser
 
 
@@ -181,6 +181,6 @@ def test_random_subcommands(name, folder):
 
 
 def test_every_command_is_tested_here():
-    assert {*ENDS, "db"} == set(main.MODULES)
+    assert {*ENDS, "db"} == set(main.NAMES)
     files = [*CAMPAIGNS.glob("*.py"), *(ROOT / "benchmarks" / "programs").glob("*.py")]
     assert set(PROGRAMS) == {path.stem for path in files if "run_program(" in path.read_text()}

@@ -14,6 +14,7 @@ import argparse
 from pathlib import Path
 
 from autotune_cli.command_line import (
+    DEFAULT_MODEL,
     add_batches,
     add_device,
     add_dtype,
@@ -45,8 +46,8 @@ STEPS = ("eager", "channels_last", "cuda_graph", "compile", "compile_reduce", "c
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     network = parser.add_argument_group("network")
-    add_model(network, "se_resnet9_fixup")
-    add_batches(network, "128")
+    add_model(network, DEFAULT_MODEL)
+    add_batches(network)
     add_dtype(network)
     add_precision(network)
     variants = parser.add_argument_group("variants")

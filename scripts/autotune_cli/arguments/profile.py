@@ -11,13 +11,22 @@ from __future__ import annotations
 
 import argparse
 
-from autotune_cli.command_line import add_device, add_dtype, add_model, add_precision, output, positive
+from autotune_cli.command_line import (
+    DEFAULT_MODEL,
+    add_batch,
+    add_device,
+    add_dtype,
+    add_model,
+    add_precision,
+    output,
+    positive,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     network = parser.add_argument_group("network")
-    add_model(network, "se_resnet9_fixup")
-    network.add_argument("--batch", type=positive, default=32, metavar="N", help="batch size (default 32)")
+    add_model(network, DEFAULT_MODEL)
+    add_batch(network)
     add_dtype(network)
     network.add_argument("--channels-last", action="store_true", help="weights and input channels-last in memory")
     run = parser.add_argument_group("run")

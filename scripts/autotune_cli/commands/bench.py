@@ -41,6 +41,7 @@ from autotune_cli.baselines import (
     tensors,
 )
 from autotune_cli.command_line import (
+    default_batch,
     torch_device,
 )
 from autotune_cli.models import Model
@@ -110,7 +111,7 @@ def main(arguments: argparse.Namespace) -> None:
         os.environ["OMP_NUM_THREADS"] = str(arguments.threads)  # for kernels that bring an OpenMP runtime of their own
         torch.set_num_threads(arguments.threads)
     device = torch_device(arguments.device)
-    arguments.batch = list(dict.fromkeys(arguments.batch or [128]))
+    arguments.batch = list(dict.fromkeys(arguments.batch or [default_batch(device.type == "cuda")]))
     dtype = arguments.dtype or models.default_dtype(device, arguments.precision)
     chosen = pick_variants(arguments, device)
     model = models.load(arguments.model, arguments.input, arguments.in_channels)
