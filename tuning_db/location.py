@@ -53,10 +53,10 @@ def file_of(where: Location) -> Path:
 def check(path: Path) -> int:
     """Return the schema version of a file to read; raises DatabaseError if there is no file, or no table in it."""
     if not path.exists():
-        raise DatabaseError(f"no tuning database at {path}: make one with scripts/tune.py --db {path}")
+        raise DatabaseError(f"no tuning database at {path}: make one with `autotune tune --db {path}`")
     version = schema_of(path)
     if version is None:
-        raise DatabaseError(f"{path} is empty: tuning was stopped before it began; run scripts/tune.py --db {path}")
+        raise DatabaseError(f"{path} is empty: tuning was stopped before it began; run `autotune tune --db {path}`")
     return version
 
 

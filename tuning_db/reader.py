@@ -185,7 +185,8 @@ class Reader:
         """Return all that a signature covers."""
         if not self.has_digests:
             raise DatabaseError(
-                f"{self.name} has an older schema, whose rows have no digests to sign: db.py merge it into a new file"
+                f"{self.name} has an older schema, whose rows have no digests to sign: merge it into a new file by "
+                "`autotune db merge`"
             )
         kernels, measurements, plans = (
             [str(digest) for (digest,) in self._rows(f"SELECT digest FROM {table} ORDER BY id")]
@@ -340,7 +341,7 @@ class Reader:
         why = "it was changed after it was signed" if any(key in signatures for key in keys) else f"{known} signed it"
         raise DatabaseError(
             f"{self.name} has no valid signature by a key that you trust: {why}; get the signed file, or sign it with "
-            f"db.py sign, or name another key in trusted_keys or {TRUSTED}"
+            f"`autotune db sign`, or name another key in trusted_keys or {TRUSTED}"
         )
 
     def _rows(self, query: str, *values: object) -> list[Any]:
@@ -418,7 +419,8 @@ def open_reader(
         return Reader(Path(where), keys)
     if keys:
         raise DatabaseError(
-            f"a database on a server has no signature: db.py pack it into a file and sign that, or do not set {TRUSTED}"
+            f"a database on a server has no signature: pack it into a file by `autotune db pack` and sign that, "
+            f"or do not set {TRUSTED}"
         )
     from tuning_db.store import Store
 

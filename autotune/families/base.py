@@ -90,7 +90,7 @@ class Family(Generic[P]):
             torch's layout; names of operands that a problem does not have are ignored.
         compile_seconds: Estimates of compile time: of a unit's headers, and of each kernel. They decide how many
             kernels share a unit.
-        opt_in: Whether it is tried only if the user names it (tune.py --only), because its kernels compile slowly.
+        opt_in: Whether it is tried only if the user names it (--only), because its kernels compile slowly.
         label: (config) -> the config in few characters, for tables.
     """
 

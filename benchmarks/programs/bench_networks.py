@@ -39,8 +39,9 @@ from speedups import PEERS, Row, mean, rows
 
 from autotune.core import AutotuneError, number, require_one_of
 from autotune_cli.command_line import (
-    RECORDS,
     add_device,
+    add_record,
+    add_show,
     gpu_numbers,
     names,
     positive,
@@ -49,7 +50,7 @@ from autotune_cli.command_line import (
     torch_device,
 )
 from autotune_cli.main import run_program
-from autotune_cli.record import provenance, record_folder, slug, write
+from autotune_cli.record import provenance, slug, write
 
 UNET = "unet"
 NETWORKS = {
@@ -97,10 +98,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--devices", type=gpu_numbers, metavar="N,...", help="the GPUs that share the networks (default 0)"
     )
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE.json", help=f"the record (default networks-DEVICE.json in {RECORDS})"
-    )
-    parser.add_argument("--show", type=Path, metavar="FILE.json", help="only print and draw a record")
+    add_record(parser, "networks-DEVICE")
+    add_show(parser)
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -111,7 +110,7 @@ def main(arguments: argparse.Namespace) -> int:
         require_one_of("network", name, list(NETWORKS))
     device = torch_device(arguments.device)
     about = provenance(device)
-    path = arguments.out or record_folder(None) / f"networks-{slug(about['machine']['device'])}.json"
+    path = arguments.out or Path(f"networks-{slug(about['machine']['device'])}.json")
     known = read(path)["networks"] if path.is_file() else {}
     record: dict[str, Any] = {**about, "method": METHOD, "budget": arguments.budget, "networks": known}
     wanted = arguments.only or [name for name in NETWORKS if name not in known]

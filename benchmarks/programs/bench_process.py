@@ -32,7 +32,7 @@ class BenchProcess:
         inductor = database.with_suffix(f".inductor-{batch}").absolute()
         self._environment = os.environ | place | {"TORCHINDUCTOR_CACHE_DIR": str(inductor)}  # not for the tune
         self._folder = tempfile.TemporaryDirectory()
-        where = ("--db", str(database), "--out", self._folder.name, "--name", "record")
+        where = ("--db", str(database), "--out", f"{self._folder.name}/record.json")
         self._line = [*_command("bench", "--batch", str(batch)), *options, *where, "--pause"]
         self._process: subprocess.Popen[str] | None = None
 

@@ -26,7 +26,7 @@ from autotune.ir import DTYPES
 from autotune_cli import models, timing
 from autotune_cli.command_line import MODEL, add_device, add_record, positive, seconds, shape, torch_device
 from autotune_cli.main import run_program
-from autotune_cli.record import provenance, record_folder, slug, write
+from autotune_cli.record import provenance, slug, write
 from autotune_cli.timed_tune import timed_tune
 from fused_resnet import FusedResNet
 
@@ -124,8 +124,7 @@ def _finish(
         "stream": {name: vars(one) for name, one in spreads.items()},
         "speedup": vars(ratio),
     }
-    stem = arguments.name or f"transfer-{model.name}-{slug(record['machine']['device'])}"
-    path = record_folder(arguments.out) / f"{stem}.json"
+    path = arguments.out or Path(f"transfer-{model.name}-{slug(record['machine']['device'])}.json")
     write(record, path)
     console.print(f"wrote {path}")
 

@@ -33,9 +33,9 @@ from autotune.measure import Worker
 from autotune.runtime import candidate
 from autotune.search import Space, SpaceTrace, TuneTrace
 from autotune.tuner import Progress, Tuner, TunerOptions
-from autotune_cli.command_line import RECORDS, positive
+from autotune_cli.command_line import add_record, positive
 from autotune_cli.main import run_program
-from autotune_cli.record import provenance, record_folder, slug, write
+from autotune_cli.record import provenance, slug, write
 from autotune_cli.timed_tune import timed_tune
 from tuning_db import Store
 from tuning_db.schema import Measurement
@@ -134,7 +134,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rounds", type=positive, default=15, metavar="N", help="interleaved rounds (default 15)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the databases and the tuner's output here")
-    parser.add_argument("--out", type=Path, metavar="DIR", help=f"folder of the record (default {RECORDS})")
+    add_record(parser, "tuning-DEVICE")
     parser.add_argument("options", nargs=argparse.REMAINDER, help="options of autotune tune, after --")
 
 
@@ -165,7 +165,7 @@ def main(args: argparse.Namespace) -> int:
         "seconds": seconds,
         "times_us": times,
     }
-    path = record_folder(args.out) / f"tuning-{slug(record['machine']['device'])}.json"
+    path = args.out or Path(f"tuning-{slug(record['machine']['device'])}.json")
     write({**record, "sums_us": sums}, path)
     print(f"wrote {path}")
     return 0

@@ -29,9 +29,9 @@ from training_curves import OURS, POINTS, TORCH, Run, compared
 from autotune.core import AutotuneError
 from autotune.ir import DTYPES
 from autotune_cli import synthetic_dataset
-from autotune_cli.command_line import add_device, add_record, positive, torch_device
+from autotune_cli.command_line import add_device, add_record, add_show, positive, torch_device
 from autotune_cli.main import run_program
-from autotune_cli.record import provenance, record_folder, slug, write
+from autotune_cli.record import provenance, slug, write
 from fused_resnet.compile_backend import autotune
 from fused_resnet.networks.se_resnet9_fixup import SEResNet9Fixup
 
@@ -74,14 +74,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--images", type=positive, default=4096, metavar="N", help="images for the accuracy (default 4096)"
     )
     results = parser.add_argument_group("results")
-    add_record(results, "train-se_resnet9_fixup with device and dtype")
-    results.add_argument("--plot", type=Path, metavar="FILE.json", help="only draw the chart of a record again")
+    add_record(results, "train-se_resnet9_fixup-DEVICE-DTYPE")
+    add_show(results, "only draw the chart of a record")
 
 
 def main(arguments: argparse.Namespace) -> None:
-    if arguments.plot:
-        record = _read(arguments.plot)
-        _draw(record, arguments.plot.with_suffix(".png"))
+    if arguments.show:
+        record = _read(arguments.show)
+        _draw(record, arguments.show.with_suffix(".png"))
         return
     if not arguments.db:
         raise AutotuneError("give --db PATH, the database of `autotune tune --train`")
@@ -90,8 +90,7 @@ def main(arguments: argparse.Namespace) -> None:
     device = torch_device(arguments.device)
     dtype = arguments.dtype or ("f16" if device.type == "cuda" else "f32")
     about = provenance(device)
-    name = arguments.name or f"train-se_resnet9_fixup-{slug(about['machine']['device'])}-{dtype}"
-    path = record_folder(arguments.out) / f"{name}.json"
+    path = arguments.out or Path(f"train-se_resnet9_fixup-{slug(about['machine']['device'])}-{dtype}.json")
     options = ("steps", "batch", "images", "seeds")
     record = {
         **about,
@@ -155,7 +154,7 @@ def _draw(record: dict[str, Any], path: Path) -> None:
     try:
         training_chart.draw([Run(**entry) for entry in record["runs"]], record["machine"]["device"], path)
     except ImportError:
-        print(f"no chart: matplotlib is not installed; draw it later with --plot {path.with_suffix('.json')}")
+        print(f"no chart: matplotlib is not installed; draw it later with --show {path.with_suffix('.json')}")
     else:
         print(f"wrote {path}")
 

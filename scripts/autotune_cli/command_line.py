@@ -25,7 +25,6 @@ MODEL = "se_resnet9_fixup, unet, torchvision:NAME, FILE.onnx, or FILE.py:FUNCTIO
 PRECISION = "; ".join(f"{name}: {meaning}" for name, meaning in PRECISIONS.items()) + " (docs/guide/precision.md)"
 GPU_BATCH, CPU_BATCH = 128, 8
 BATCHES = f"{GPU_BATCH}, on a CPU {CPU_BATCH}"
-RECORDS = "benchmarks in the folder of a checkout, else the current folder"
 
 # -- shared options ----------------------------------------------------------------------------------------------------
 
@@ -81,9 +80,13 @@ def add_precision(group: Group) -> None:
 
 
 def add_record(group: Group, name: str) -> None:
-    """Add --out and --name, the folder and the file name of a record; `name` describes the default."""
-    group.add_argument("--out", type=Path, metavar="DIR", help=f"folder of the record (default {RECORDS})")
-    group.add_argument("--name", metavar="STEM", help=f"file name of the record without suffix (default {name})")
+    """Add --out, the file of a record; `name` describes its default name, in the current folder."""
+    group.add_argument("--out", type=output, metavar="FILE.json", help=f"the record (default {name}.json)")
+
+
+def add_show(group: Group, about: str = "only print and draw a record") -> None:
+    """Add --show, a record that an earlier run has written."""
+    group.add_argument("--show", type=Path, metavar="FILE.json", help=about)
 
 
 def add_jobs(group: Group) -> None:

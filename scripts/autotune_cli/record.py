@@ -87,12 +87,6 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def record_folder(chosen: Path | None) -> Path:
-    """Return the folder of a record: the chosen one, benchmarks in the checkout's folder, or the current one."""
-    is_checkout = Path.cwd() == ROOT and (ROOT / "pyproject.toml").is_file()
-    return chosen or Path("benchmarks" if is_checkout else ".")
-
-
 def write(record: dict[str, Any], path: Path) -> None:
     """Write a record as JSON; its folder is created."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ def test_both_plans_of_the_second_network_are_timed(tmp_path):
     limits = ["--budget", "20m", "--share", 0.5, "--trials", 1]
     options = ["--input", "3,16,16", "--batch", 2, *limits, "--seconds", 0.2, "--device", "cpu"]
     models = [f"{tmp_path / 'model.py'}:{name}" for name in ("first", "second")]
-    record = ("--out", tmp_path, "--name", "found")
+    record = ("--out", tmp_path / "found.json")
     done = script("benchmarks/programs/bench_transfer.py", *models, *options, "--keep", tmp_path / "kept", *record)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "found.json").read_text())

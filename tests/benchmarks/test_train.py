@@ -28,7 +28,7 @@ def test_distances_of_curves():
 @pytest.mark.process  # matplotlib asks fc-list for fonts
 def test_the_default_network_is_trained_both_ways(empty_db, tmp_path):
     small = ("--device", "cpu", "--steps", 2, "--batch", 2, "--seeds", 2, "--images", 3)
-    words = ("--db", empty_db, *small, "--out", tmp_path, "--name", "it")
+    words = ("--db", empty_db, *small, "--out", tmp_path / "it.json")
     done = script("benchmarks/programs/train.py", *words, AUTOTUNE_INDUCTOR="0")
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "it.json").read_text())
@@ -37,13 +37,13 @@ def test_the_default_network_is_trained_both_ways(empty_db, tmp_path):
     assert runs[2].losses == pytest.approx(runs[0].losses, rel=1e-4) and runs[1].losses[0] != runs[0].losses[0]
     assert record["deviation"] < 1e-3 < record["spread"]
     assert "top-1" in done.stdout and (tmp_path / "it.png").read_bytes().startswith(b"\x89PNG")
-    again = script("benchmarks/programs/train.py", "--plot", tmp_path / "it.json")
+    again = script("benchmarks/programs/train.py", "--show", tmp_path / "it.json")
     assert again.returncode == 0 and str(tmp_path / "it.png") in again.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [((), "give --db PATH"), (("--db", "absent.db"), "no tuning database"), (("--plot", "absent"), "cannot read")],
+    [((), "give --db PATH"), (("--db", "absent.db"), "no tuning database"), (("--show", "absent"), "cannot read")],
 )
 def test_mistakes_are_told_in_a_line(arguments, said):
     done = script("benchmarks/programs/train.py", *arguments)

@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--rounds", type=positive, default=31, metavar="N", help="samples of each side (default 31)")
     parser.add_argument("--tolerance", type=percent, default="1%", metavar="P", help="default %(default)s")
-    parser.add_argument("--json", type=output, metavar="FILE", help="write the samples")
+    parser.add_argument("--out", type=output, metavar="FILE.json", help="the samples")
 
 
 class Checkout:
@@ -159,10 +159,10 @@ def main(arguments: argparse.Namespace) -> int:
         row = [f"{medians[0]:.2f}", f"{medians[1]:.2f}", f"{one.ratio:.3f}", f"{low:.3f} to {high:.3f}"]
         table.add_row(one.case.model, str(one.case.batch), *row)
     Console().print(table)
-    if arguments.json:
+    if arguments.out:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         results = [asdict(one) | {"ratio": one.ratio, "interval": one.interval} for one in outcomes]
-        write({**provenance(device), "other": others.name, "cases": results}, arguments.json)
+        write({**provenance(device), "other": others.name, "cases": results}, arguments.out)
     return int(any(one.interval[0] > 1 + arguments.tolerance for one in outcomes))
 
 

@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a PostgreSQL server on which the user may create databases, postgresql+psycopg://user@host/postgres "
         "(default: database files in a temporary folder)",
     )
-    parser.add_argument("--json", type=output, metavar="FILE", help="write all kills and their defects")
+    parser.add_argument("--out", type=output, metavar="FILE.json", help="all kills and their defects")
 
 
 @dataclass
@@ -289,7 +289,7 @@ def main(args: argparse.Namespace) -> int:
     kills, minutes = campaign.kills, (time.monotonic() - started) / 60
     console.print(_table(kills))
     console.print(f"{len(kills)} kills, {campaign.ended} runs that ended by themselves, in {minutes:.0f} minutes")
-    if args.json:
+    if args.out:
         given = {"kills": args.kills, "target": args.target, "signal": args.signal, "seed": args.seed}
         found = {
             "database": "PostgreSQL" if args.url else "SQLite",
@@ -297,7 +297,7 @@ def main(args: argparse.Namespace) -> int:
             "runs_ended": campaign.ended,
             "defects": sum(bool(kill.defects) for kill in kills),
         }
-        write({**began, "arguments": given, **found, "kills": list(map(asdict, kills))}, args.json)
+        write({**began, "arguments": given, **found, "kills": list(map(asdict, kills))}, args.out)
     return int(any(kill.defects for kill in kills))
 
 

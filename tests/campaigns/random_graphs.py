@@ -244,7 +244,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--db", type=Path, metavar="FILE", help="the tuning database")
     add_device(parser)
-    parser.add_argument("--json", type=output, metavar="FILE", help="write the outcome of each network to this file")
+    parser.add_argument("--out", type=output, metavar="FILE.json", help="the outcome of each network")
     parser.add_argument("--problems", type=output, metavar="FILE", help="write the layers' problems to this file")
 
 
@@ -272,9 +272,9 @@ def _compare(options: argparse.Namespace) -> int:
                 print(f"seed {seed}, {deviation.case}: {sizes}", flush=True)
             if result.failure:
                 print(f"seed {seed}: {result.failure}", flush=True)
-    if options.json:
+    if options.out:
         entries = [dataclasses.asdict(result) for result in outcomes]
-        record.write({**record.provenance(device), "graphs": entries}, options.json)
+        record.write({**record.provenance(device), "graphs": entries}, options.out)
     wrong, failed = sum(bool(result.wrong) for result in outcomes), sum(bool(result.failure) for result in outcomes)
     compared = [deviation for result in outcomes for deviation in result.deviations]
     native, layers = sum(result.native for result in outcomes), sum(result.layers for result in outcomes)

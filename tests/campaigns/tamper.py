@@ -41,7 +41,7 @@ from rich.table import Table
 from autotune.runtime import batches
 from autotune_cli.command_line import add_record, positive
 from autotune_cli.main import run_program
-from autotune_cli.record import one_line, provenance, record_folder, write
+from autotune_cli.record import one_line, provenance, write
 from fused_resnet import FusedResNet
 from fused_resnet.explain import Explanation
 from fused_resnet.model_source import Named
@@ -144,7 +144,7 @@ def main(options: argparse.Namespace) -> int:
         "counts": {kind: dict(count) for kind, count in counts.items()},
         "faults": faults,
     }
-    write(record, record_folder(options.out) / f"{options.name or 'tamper-cpu'}.json")
+    write(record, options.out or Path("tamper-cpu.json"))
     return int(bool(faults))
 
 
@@ -231,7 +231,7 @@ def add_plan(path: Path) -> int:
         one = se_resnet9_fixup_layers.network("se_resnet9_fixup", 1, 3, "f32")
         tuned = batches(store, one.layers[0].problem)
         if not tuned:
-            raise DatabaseError(f"{path} is not tuned for se_resnet9_fixup: scripts/tune.py --arch cpu --db {path}")
+            raise DatabaseError(f"{path} is not tuned for se_resnet9_fixup: autotune tune --arch cpu --db {path}")
         network, choices, total_us = one.with_batch(tuned[0]), [], 0.0
         for layer in network.layers:
             ranking = store.ranking(device, str(layer.problem))

@@ -10,7 +10,7 @@ from repository import ROOT
 def test_a_checkout_is_as_fast_as_itself(tuned_db, tmp_path):
     record = tmp_path / "record.json"
     case = f"se_resnet9_fixup,1,{tuned_db}"
-    words = ["--other", ROOT, "--case", case, "--rounds", 7, "--tolerance", "100%", "--json", record]
+    words = ["--other", ROOT, "--case", case, "--rounds", 7, "--tolerance", "100%", "--out", record]
     done = process("tests/campaigns/compare_checkouts.py", *words)
     assert done.returncode == 0, done.stderr
     assert "here / other" in done.stdout and "se_resnet9_fixup" in done.stdout

@@ -12,7 +12,7 @@ SEED = 15
 @pytest.mark.process
 def test_a_killed_tuner_leaves_nothing(tmp_path):
     found = tmp_path / "kills.json"
-    arguments = ("--kills", 1, "--seed", SEED, "--signal", "TERM", "--json", found)
+    arguments = ("--kills", 1, "--seed", SEED, "--signal", "TERM", "--out", found)
     done = script("tests/campaigns/kill_campaign.py", *arguments, AUTOTUNE_GENERATED=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 kills" in done.stdout and "no defect" in done.stdout

@@ -94,7 +94,7 @@ def test_results_that_are_not_finite_count_as_wrong():
 
 @pytest.mark.process  # git, for the record
 def test_the_command(tmp_path):
-    words = ("--graphs", 3, "--seed", 7, "--device", "cpu", "--json", tmp_path / "r.json")
+    words = ("--graphs", 3, "--seed", 7, "--device", "cpu", "--out", tmp_path / "r.json")
     done = script("tests/campaigns/random_graphs.py", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 networks, 0 wrong, 0 failed" in done.stdout

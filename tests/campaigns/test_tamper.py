@@ -10,7 +10,9 @@ from processes import assert_error, process
 
 def tamper(database, folder, *arguments):
     # A process of its own: it forks, and this one's OpenMP threads would be missing in its children.
-    done = process("tests/campaigns/tamper.py", "--db", database, "--out", folder, "--seed", 7, *arguments)
+    done = process(
+        "tests/campaigns/tamper.py", "--db", database, "--out", folder / "tamper-cpu.json", "--seed", 7, *arguments
+    )
     record = folder / "tamper-cpu.json"
     return done, json.loads(record.read_text()) if record.exists() else None
 

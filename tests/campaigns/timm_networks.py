@@ -166,7 +166,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--db", type=Path, metavar="FILE", help="the tuning database")
     add_device(parser)
-    parser.add_argument("--json", type=output, metavar="FILE", help="write the outcome of each network to this file")
+    parser.add_argument("--out", type=output, metavar="FILE.json", help="the outcome of each network")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -185,9 +185,9 @@ def main(options: argparse.Namespace) -> int:
             outcomes.append(found := outcome(about, with_random_statistics(model), shapes, database, device))
             print(_line(found), flush=True)
     wrong = [one for one in outcomes if not one.is_right]
-    if options.json:
+    if options.out:
         entries = [dataclasses.asdict(one) for one in outcomes]
-        record.write({**record.provenance(device), "networks": entries}, options.json)
+        record.write({**record.provenance(device), "networks": entries}, options.out)
     print(f"{len(outcomes)} networks, {len(wrong)} not right, in {time.monotonic() - started:.0f} s")
     return int(bool(wrong))
 

@@ -42,7 +42,7 @@ def test_the_reference_has_every_family_and_command():
     for found in families().values():
         assert all(f"| `{parameter.name}` |" in families_page for parameter in found.parameters)
     assert all(f"\n## autotune {name}\n" in options_page for name in NAMES)
-    assert "### autotune db merge" in options_page and "`-o FILE`, `--to FILE`" in options_page
+    assert "### autotune db merge" in options_page and "`-o FILE`, `--out FILE`" in options_page
 
 
 @pytest.mark.process

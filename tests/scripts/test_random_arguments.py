@@ -54,7 +54,7 @@ WORDS = [
 ENDS = {
     "tune": ["--db", "text.db"],
     "report": ["-o", "page.html"],
-    "bench": ["--only", "fused", "--db", "absent", "--plot", ""],
+    "bench": ["--only", "fused", "--db", "absent", "--show", ""],
     "bench-layers": ["--db", "text.db"],
     "accuracy": ["--model", "no.py:f"],
     "profile": ["--from", "text.db"],
@@ -78,7 +78,7 @@ PROGRAMS = {
     "bench_host": ["--db", "text.db", "--loads", "0"],
     "bench_tuning": ["--against", "text.db"],
     "bench_transfer": ["no.py:f", "no.py:f"],
-    "train": ["--plot", "absent"],
+    "train": ["--show", "absent"],
     "replay": [],
 }
 
@@ -170,7 +170,7 @@ SUBCOMMANDS = {
 
 @pytest.mark.parametrize("name", SUBCOMMANDS)
 def test_random_subcommands(name, folder):
-    word = st.sampled_from([*WORDS, "rows.db", "rows.json", "rows.db", "-o", "--to", "--most"])
+    word = st.sampled_from([*WORDS, "rows.db", "rows.json", "rows.db", "-o", "--out", "--most"])
 
     @fuzz(40)
     @given(st.sampled_from(SUBCOMMANDS[name]), st.lists(word, max_size=4))

@@ -77,4 +77,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--save", type=Path, metavar="FILE", help="file of the weights: read if it exists, else written after training"
     )
     add_model(parser.add_argument_group("or any model, on random images"), None, in_channels=False)
-    add_record(parser.add_argument_group("results"), "model and device")
+    add_record(parser.add_argument_group("results"), "accuracy-MODEL-DEVICE")

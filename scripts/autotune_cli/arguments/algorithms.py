@@ -7,7 +7,7 @@ Examples:
   autotune algorithms --problem "conv2d n=32 h=56 w=56 c=64
          k=64 r=3 s=3 pad=1 dtype=f16"
   autotune algorithms --model torchvision:resnet50 --batch 32
-         --layer layer1.0.conv1 --order workspace --plot pareto.png
+         --layer layer1.0.conv1 --order workspace --chart pareto.png
   autotune algorithms --show record.json --order energy
 
 docs/guide/cudnn-algorithms.md describes how to choose one of them for a layer.
@@ -59,5 +59,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--deterministic", action="store_true", help="list only algorithms with the same bits in each call"
     )
     listed.add_argument("--top", type=positive, metavar="N", help="lines for each pass (default: all)")
-    listed.add_argument("--json", type=output, metavar="FILE", help="write a record of all algorithms")
-    listed.add_argument("--plot", type=output, metavar="FILE", help="draw time against workspace, or energy")
+    listed.add_argument("--out", type=output, metavar="FILE.json", help="the record (default: none)")
+    listed.add_argument("--chart", type=output, metavar="FILE", help="draw time against workspace, or energy")

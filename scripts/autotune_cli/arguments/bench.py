@@ -21,6 +21,7 @@ from autotune_cli.command_line import (
     add_model,
     add_precision,
     add_record,
+    add_show,
     cpu_threads,
     names,
     seconds,
@@ -94,5 +95,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=seconds, default=2.0, help="time for each variant and batch size (default 2)"
     )
     results = parser.add_argument_group("results")
-    add_record(results, "model, device and dtype")
-    results.add_argument("--plot", metavar="FILE.json", help="only draw the chart of a record again")
+    add_record(results, "MODEL-DEVICE-DTYPE")
+    add_show(results, "only draw the chart of a record")

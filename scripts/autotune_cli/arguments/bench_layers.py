@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from autotune_cli.command_line import RECORDS, positive
+from autotune_cli.command_line import add_record, add_show, output, positive
 from autotune_cli.layers.known_sets import known_sets
 
 LEAST_ROUNDS = 30
@@ -37,11 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"rounds that are evaluated (default 40, at least {LEAST_ROUNDS})",
     )
     results = parser.add_argument_group("results")
-    results.add_argument(
-        "--json", type=Path, metavar="FILE", help=f"the record (default layers-SET-GPU.json in {RECORDS})"
-    )
-    results.add_argument("--chart", type=Path, metavar="FILE", help="the chart (default: beside the record)")
-    results.add_argument("--show", type=Path, metavar="FILE.json", help="only print and draw a record")
+    add_record(results, "layers-SET-GPU")
+    results.add_argument("--chart", type=output, metavar="FILE", help="the chart (default: beside the record)")
+    add_show(results)
 
 
 def rounds(text: str) -> int:

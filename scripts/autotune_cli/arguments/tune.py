@@ -20,6 +20,7 @@ from autotune_cli.command_line import (
     DEFAULT_MODEL,
     Group,
     add_batches,
+    add_device,
     add_dtype,
     add_jobs,
     add_model,
@@ -62,8 +63,9 @@ BUFFERS, TIMERS = ("resident", "rotating"), ("graph", "events")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [options]"
+    add_device(parser)
     parser.add_argument(
-        "--arch", default="auto", help=f"auto (the GPU's, or cpu without one; the default), {', '.join(ARCHITECTURES)}"
+        "--arch", default="auto", help=f"auto (that of the device; the default), {', '.join(ARCHITECTURES)}"
     )
     parser.add_argument(
         "--db",

@@ -33,13 +33,13 @@ METHOD = {
 
 def main(args: argparse.Namespace) -> int:
     check_model_options(args)
-    if args.plot:
-        check(args.plot)
+    if args.chart:
+        check(args.chart)
     record = read(args.show) if args.show else measure(args)
     show(record, args.order, args.workspace_limit, args.deterministic, args.top)
-    if args.plot:
-        draw(record, "energy" if args.order == "energy" else "workspace", args.plot)
-        Console().print(f"wrote {args.plot}", highlight=False)
+    if args.chart:
+        draw(record, "energy" if args.order == "energy" else "workspace", args.chart)
+        Console().print(f"wrote {args.chart}", highlight=False)
     return 0
 
 
@@ -71,8 +71,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     with console.status("") as status:
         for name, problem in named:
             record["layers"].append(measure_layer(args, name, problem, device, status.update))
-            if args.json:
-                write(record, args.json)  # after every layer: an interrupted run keeps what it measured
+            if args.out:
+                write(record, args.out)  # after every layer: an interrupted run keeps what it measured
     return record
 
 

@@ -45,7 +45,7 @@ from autotune_cli.command_line import (
     torch_device,
 )
 from autotune_cli.models import Model
-from autotune_cli.record import one_line, provenance, record_folder, slug, write
+from autotune_cli.record import one_line, provenance, slug, write
 from autotune_cli.training_steps import STEPS, gradients
 from autotune_cli.training_steps import eager as eager_step
 from fused_resnet.networks import se_resnet9_fixup
@@ -83,7 +83,7 @@ PREPARED = "prepared: waiting for a line on standard input"
 """Line that --pause prints when the variants that read no database are prepared."""
 REFERENCE_IMAGES = 8  # of a batch at a time, so that float32 activations of large images fit into the memory
 OPTIONAL = ("compile_frozen", "compile_max", "untuned", "fused_full")  # variants that only --only or an option runs
-PLACES = ("db", "against", "out", "name", "plot")  # arguments that name files, and are not part of a result
+PLACES = ("db", "against", "out", "show", "started")  # arguments that name files, and are not part of a result
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ class Result:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    if arguments.plot:
-        plot(Path(arguments.plot))
+    if arguments.show:
+        plot(arguments.show)
         return
     if arguments.threads:
         os.environ["OMP_NUM_THREADS"] = str(arguments.threads)  # for kernels that bring an OpenMP runtime of their own
@@ -128,8 +128,7 @@ def main(arguments: argparse.Namespace) -> None:
         "batches": [],
     }
     mode = ("-train-amp" if arguments.amp else "-train") if arguments.train else ""
-    name = arguments.name or default_name(model.name, device, arguments.precision or dtype) + mode
-    path = record_folder(arguments.out) / f"{name}.json"
+    path = arguments.out or Path(f"{default_name(model.name, device, arguments.precision or dtype)}{mode}.json")
     ran = False
     for batch in arguments.batch:
         pause = arguments.pause and batch == arguments.batch[0]
@@ -340,7 +339,7 @@ def plot(path: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise AutotuneError(f"'{path}' is not a record of `autotune bench`: {one_line(problem)}") from problem
     except ImportError as problem:
-        raise AutotuneError(f"drawing needs matplotlib: install it, then run autotune bench --plot {path}") from problem
+        raise AutotuneError(f"drawing needs matplotlib: install it, then run autotune bench --show {path}") from problem
     Console().print(f"wrote {picture}", highlight=False)
 
 

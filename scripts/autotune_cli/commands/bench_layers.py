@@ -18,7 +18,7 @@ from autotune_cli.layers.known_sets import LAYERS
 from autotune_cli.layers.layer_sets import layer_set, title
 from autotune_cli.layers.process import ComparisonProcess
 from autotune_cli.layers.report import draw, read, show, summary
-from autotune_cli.record import provenance, record_folder, slug, write
+from autotune_cli.record import provenance, slug, write
 from tuning_db import Store
 
 METHOD = {
@@ -53,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
         raise AutotuneError("torch sees no NVIDIA GPU: layers are compared with cuDNN on one")
     Store.open(args.db).close()  # errors of the database come before the measurements
     device = torch.device("cuda:0")
-    place = args.json or record_folder(None) / f"layers-{path.stem}-{slug(device_name(device))}.json"
+    place = args.out or Path(f"layers-{path.stem}-{slug(device_name(device))}.json")
     record: dict[str, Any] = {
         **provenance(device),
         "cudnn": cudnn_versions(device),

@@ -183,7 +183,7 @@ def verify(place: Location, keys: Sequence[str], console: Console) -> None:
     what = (
         "all rows are as they were stored"
         if compared
-        else "all rows can be decoded, and this older schema has no digests to compare (db.py merge it into a new file)"
+        else "all rows can be decoded, and this older schema has no digests to compare: `autotune db merge` adds them"
     )
     rows = ", ".join(f"{table} {count}" for table, count in counts.items())
     signed = "signed by a key that you trust" if trusted else "no key was given, so no signature was checked"
@@ -193,7 +193,7 @@ def verify(place: Location, keys: Sequence[str], console: Console) -> None:
 def _file(place: Location) -> Path:
     """Return the path of a database; raises DatabaseError for a server's, and if there is none."""
     if is_address(place):
-        raise DatabaseError(f"{Store.open(place).name} is on a server: db.py pack it into a file, and sign that")
+        raise DatabaseError(f"{Store.open(place).name} is on a server: sign a file of `autotune db pack`")
     path = file_of(place)
     check(path)
     return path
@@ -215,10 +215,10 @@ def main(args: argparse.Namespace) -> None:
     console = Console()
     families()  # registers the operators of $AUTOTUNE_FAMILIES
     if args.command == "pack":
-        pack(args.dbs, args.to)
-        console.print(f"{args.to}: {format_bytes(args.to.stat().st_size)}", highlight=False)
+        pack(args.dbs, args.out)
+        console.print(f"{args.out}: {format_bytes(args.out.stat().st_size)}", highlight=False)
     elif args.command == "merge":
-        show_outcome(merge(args.dbs, args.to), args.to, console)
+        show_outcome(merge(args.dbs, args.out), args.out, console)
     elif args.command == "sync":
         synchronize(Sync(args.db, args.other), args.every, args.once, console)
     elif args.command == "keygen":

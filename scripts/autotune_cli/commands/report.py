@@ -28,7 +28,7 @@ def main(args: argparse.Namespace) -> None:
         other = collect(args.against, NAMED_NETWORKS, tell) if args.against else None
     page = render(report, other.name, compare(report, other)) if other else render(report)
     try:
-        args.output.write_text(page, encoding="utf-8")
+        args.out.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise AutotuneError(f"cannot write {args.output}: {error.strerror}") from error
-    print(f"{args.output}: {format_bytes(args.output.stat().st_size)}")
+        raise AutotuneError(f"cannot write {args.out}: {error.strerror}") from error
+    print(f"{args.out}: {format_bytes(args.out.stat().st_size)}")

@@ -27,6 +27,7 @@ from autotune.tuner import (
     start_in_background,
 )
 from autotune_cli import tune_summary
+from autotune_cli.command_line import torch_device
 from autotune_cli.interrupts import BY_SIGNAL, exit_code
 from autotune_cli.machines import machines
 from autotune_cli.tune_progress import LiveProgress
@@ -41,6 +42,7 @@ STEP_SHARE = 0.25
 
 
 def main(args: argparse.Namespace) -> int:
+    args.arch = _arch(args)
     use(args.families or [])
     families()  # registers the operators of a user's families
     sampler_choice(args.sampler, len(_objectives(args)))  # a wrong name is told before a process starts
@@ -60,6 +62,20 @@ def main(args: argparse.Namespace) -> int:
             if code > BY_SIGNAL:  # it was ended
                 break
         return code
+
+
+def _arch(args: argparse.Namespace) -> str:
+    """Return --arch, or what --device says of it.
+
+    Raises:
+        UnknownNameError: They exclude each other.
+    """
+    if args.device == "auto":
+        return str(args.arch)
+    is_gpu = torch_device(args.device).type == "cuda"
+    if args.arch != "auto" and is_gpu == (args.arch == "cpu"):
+        raise UnknownNameError(f"--device {args.device} and --arch {args.arch} exclude each other: give one of them")
+    return str(args.arch) if is_gpu else "cpu"
 
 
 def _tune_group(
@@ -113,7 +129,7 @@ def _files(databases: Sequence[Location]) -> list[Path]:
     """
     if on_servers := [place for place in databases if is_address(place)]:
         raise DatabaseError(
-            f"--from-db takes files, and {name_of(on_servers[0])} is on a server: pack it into a file by db.py pack"
+            f"--from-db takes files, and {name_of(on_servers[0])} is on a server: give a file of `autotune db pack`"
         )
     return [file_of(place) for place in databases if str(place) != "none"]
 

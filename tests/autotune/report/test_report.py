@@ -338,7 +338,7 @@ def test_several_devices_and_unknown_families_give_a_page(two):
 
 def test_mistakes_are_told_in_a_sentence(small, tmp_path):
     (tmp_path / "text.db").write_text("no database, but a text of some length\n" * 50)
-    assert_error(script("report", tmp_path / "absent.db"), "absent.db", "scripts/tune.py")
+    assert_error(script("report", tmp_path / "absent.db"), "absent.db", "autotune tune")
     assert_error(script("report", tmp_path / "text.db", "-o", tmp_path / "x.html"), "text.db")
     assert_error(script("report", small, "--against", tmp_path / "none.db", "-o", tmp_path / "x.html"), "none.db")
     assert not (tmp_path / "x.html").exists()

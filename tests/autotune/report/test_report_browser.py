@@ -1,4 +1,4 @@
-"""The page of scripts/report.py in a browser: its script runs without errors, and sorts, filters and selects."""
+"""The page of autotune report in a browser: its script runs without errors, and sorts, filters and selects."""
 
 import browser
 import pytest

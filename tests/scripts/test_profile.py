@@ -1,4 +1,4 @@
-"""scripts/profile_model.py as users run it: its tables, JSON, page and traces, and what it says of mistakes."""
+"""`autotune profile` as users run it: its tables, JSON, page and traces, and what it says of mistakes."""
 
 import json
 import re
@@ -36,7 +36,7 @@ def test_the_script_profiles_a_network_and_its_fused_one(tuned_db, tmp_path):
     files = [tmp_path / name for name in ("all.json", "page.html", "trace.json.gz")]
     words = ["--device", "cpu", "--batch", TUNED_BATCH, "--db", tuned_db, "--calls", CALLS]
     words += ["--json", files[0], "--html", files[1], "--trace", files[2]]
-    done = script("profile_model", *words)
+    done = script("profile", *words)
     assert done.returncode == 0, done.stderr
     before, after = json.loads(files[0].read_text())["profiles"]
     assert before["about"]["variant"] == "eager" and after["about"]["variant"] == "FusedResNet"
@@ -69,7 +69,7 @@ def test_the_script_profiles_a_network_and_its_fused_one(tuned_db, tmp_path):
                     assert key in ("symbol", "source", "template") or all(args[key] == value for args in of_layer)
                 assert all(about["template"] in args["source"] and args["limit_us"] > 0 for args in of_layer)
 
-    again = script("profile_model", "--from", files[2], tmp_path / "trace-fused.json.gz", "--layer", "layers.1.*.conv1")
+    again = script("profile", "--from", files[2], tmp_path / "trace-fused.json.gz", "--layer", "layers.1.*.conv1")
     assert again.returncode == 0, again.stderr
     assert "conv1 Conv2d" in again.stdout and "stem Sequential" not in again.stdout
 
@@ -80,7 +80,7 @@ def test_a_fused_network_has_a_precision_of_its_own(precision, dtype, empty_db, 
     (tmp_path / "models.py").write_text(MODELS)
     words = ["--model", f"{tmp_path}/models.py:net", "--input", "3,12,12", "--batch", 2, "--device", "cpu"]
     words += ["--calls", 1, "--db", empty_db, "--precision", precision, "--json", tmp_path / "all.json"]
-    done = script("profile_model", *words, AUTOTUNE_INDUCTOR="0")
+    done = script("profile", *words, AUTOTUNE_INDUCTOR="0")
     assert done.returncode == 0, done.stderr
     before, after = json.loads((tmp_path / "all.json").read_text())["profiles"]
     assert [profile["about"]["precision"] for profile in (before, after)] == [None, precision]
@@ -115,5 +115,5 @@ def test_mistakes_are_told_in_a_sentence(empty_db, tmp_path):
     if not torch.cuda.is_available():
         wrong["no NVIDIA GPU"] = ["--cudnn", "off"]
     for words, line in wrong.items():
-        done = script("profile_model", "--device", "cpu", *line)
+        done = script("profile", "--device", "cpu", *line)
         assert done.returncode == 2 and words in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
