@@ -61,7 +61,7 @@ class Classifier(nn.Module):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--db", metavar="PATH", help="the tuning database of the training step")
+    parser.add_argument("--db", metavar="FILE", help="the tuning database of the training step")
     add_device(parser)
     parser.add_argument("--dtype", choices=["f16", "bf16", "f32"],
                         help="of the products, by torch.autocast (default f16 on a GPU, f32 on a CPU)")  # fmt: skip
@@ -84,7 +84,7 @@ def main(arguments: argparse.Namespace) -> None:
         _draw(record, arguments.show.with_suffix(".png"))
         return
     if not arguments.db:
-        raise AutotuneError("give --db PATH, the database of `autotune tune --train`")
+        raise AutotuneError("give --db FILE, the database of `autotune tune --train`")
     if not Path(arguments.db).exists():
         raise AutotuneError(f"there is no tuning database '{arguments.db}': run `autotune tune --train` first")
     device = torch_device(arguments.device)

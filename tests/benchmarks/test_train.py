@@ -43,7 +43,7 @@ def test_the_default_network_is_trained_both_ways(empty_db, tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [((), "give --db PATH"), (("--db", "absent.db"), "no tuning database"), (("--show", "absent"), "cannot read")],
+    [((), "give --db FILE"), (("--db", "absent.db"), "no tuning database"), (("--show", "absent"), "cannot read")],
 )
 def test_mistakes_are_told_in_a_line(arguments, said):
     done = script("benchmarks/programs/train.py", *arguments)

@@ -26,7 +26,7 @@ CORRECTIONS = {"on": (True,), "off": (False,), "both": (False, True)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--db", metavar="PATH", help="a tuning database (default: none, all on torch's operators)")
+    parser.add_argument("--db", metavar="FILE", help="a tuning database (default: none, all on torch's operators)")
     parser.add_argument(
         "--precision", action="append", metavar="P", help=f"one of {', '.join(PRECISIONS)}; may be repeated"
     )

@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from autotune_cli.command_line import GPU_BATCH, MODEL, output, positive, shape, size
+from autotune_cli.command_line import GPU_BATCH, MODEL, add_show, output, positive, shape, size
 
 DIRECTIONS = ("forward", "backward-data", "backward-filter")
 KINDS = ("classic", "engine")
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--problem", metavar="TEXT", help="a convolution; its epilogue is ignored")
     source.add_argument("--problems", type=Path, metavar="FILE", help="a file with one problem a line")
     source.add_argument("--model", metavar="MODEL", help=MODEL)
-    source.add_argument("--show", type=Path, metavar="FILE.json", help="only print, and plot, a record")
+    add_show(source)
     model = parser.add_argument_group("with --model")
     model.add_argument("--layer", metavar="PATTERN", help="names of its convolutions (default: all)")
     model.add_argument("--batch", type=positive, metavar="N", help=f"batch size (default {GPU_BATCH})")

@@ -52,13 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_dtype(network)
     add_precision(network)
     variants = parser.add_argument_group("variants")
-    variants.add_argument("--db", metavar="PATH", help="the tuning database of the variant fused")
+    variants.add_argument("--db", metavar="FILE", help="the tuning database of the variant fused")
     variants.add_argument(
         "--against",
         type=Path,
         action="append",
         default=[],
-        metavar="PATH",
+        metavar="FILE",
         help="also time FusedResNet on this database, such as an older one; may be repeated",
     )
     variants.add_argument(
@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "tuned meanwhile",
     )
     timing_group.add_argument(
-        "--seconds", type=seconds, default=2.0, help="time for each variant and batch size (default 2)"
+        "--seconds", type=seconds, default=2.0, metavar="TIME", help="time for each variant and batch size (default 2)"
     )
     results = parser.add_argument_group("results")
     add_record(results, "MODEL-DEVICE-DTYPE")

@@ -37,11 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_precision(run)
     run.add_argument("--calls", type=positive, default=4, metavar="N", help="calls to average over (default 4)")
     run.add_argument(
-        "--from", dest="from_traces", nargs="+", metavar="F", help="show these traces of --trace; run nothing"
+        "--from", dest="from_traces", nargs="+", metavar="FILE", help="show these traces of --trace; run nothing"
     )
     shown = parser.add_argument_group("results")
     shown.add_argument("--layer", metavar="PATTERN", help="only modules whose path matches, such as 'layer1.*'")
     shown.add_argument("--depth", type=positive, metavar="N", help="levels of modules to show (default: all)")
-    shown.add_argument("--json", type=output, metavar="F", help="write the whole profile as JSON")
-    shown.add_argument("--html", type=output, metavar="F", help="write the profile as a self-contained HTML page")
-    shown.add_argument("--trace", type=output, metavar="F", help="write the trace, for Perfetto; .gz compresses it")
+    shown.add_argument("--json", type=output, metavar="FILE", help="write the whole profile as JSON")
+    shown.add_argument("--html", type=output, metavar="FILE", help="write the profile as a self-contained HTML page")
+    shown.add_argument("--trace", type=output, metavar="FILE", help="write the trace, for Perfetto; .gz compresses it")

@@ -70,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--db",
         type=database,
+        metavar="FILE",
         help="the database: a file, or a server, postgresql+psycopg://user@host/name (default "
         "tuning_db/MODEL_ARCH.db or tuning_db/problems_ARCH.db); several processes may write to one",
     )
@@ -119,7 +120,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="on a GPU, graph: time CUDA graphs of many launches (the default); events: time single launches",
     )
     parser.add_argument(
-        "--trace", type=output, metavar="F", help="write a timeline of the run for Perfetto; .gz compresses it"
+        "--trace", type=output, metavar="FILE", help="write a timeline of the run for Perfetto; .gz compresses it"
     )
     _add_machines(parser)
     parser.add_argument(
