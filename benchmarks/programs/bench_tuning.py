@@ -8,7 +8,7 @@ the best configs of each of its problems are compiled and timed again.
 
 Example:
   autotune tune --sampler brute-force --limit 150 --budget 1h --db all.db
-  python benchmarks/programs/bench_tuning.py --against all.db -- --batch 128 --budget 100s
+  python benchmarks/programs/bench_tuning.py --against all.db -- --batch 128
   python benchmarks/programs/bench_tuning.py -- --batch 128
 """
 

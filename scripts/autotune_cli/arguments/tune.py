@@ -1,7 +1,8 @@
 """Tune a network's layers, or single problems, for one architecture.
 
 Every trial is kept in a database. At the end a table shows where the time went.
-Overhead is the time in which the device was idle although kernels were ready.
+Overhead is the time in which the device was idle although kernels were
+ready.
 
 Examples:
   autotune tune --arch sm80 --batch 1,32,128
@@ -127,7 +128,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--verbose", "-v", action="store_true", help="also show kernels, alternatives and where the time went"
     )
     add_jobs(parser)
-    parser.epilog = "docs/reference/problems.md describes the operators, fields and epilogues of problems."
+    parser.epilog = "docs/reference/problems.md describes operators, fields and epilogues."
 
 
 def _add_search(group: Group) -> None:
