@@ -88,6 +88,14 @@ def test_help_names_the_program_and_fits_80_columns(name, monkeypatch, capsys):
             assert f"autotune {name} " not in text
 
 
+@pytest.mark.parametrize("name", ["tune", "bench", "profile"])
+def test_commands_that_run_a_network_have_one_default_batch_size(name, capsys):
+    with pytest.raises(SystemExit):
+        main.main([name, "--help"])
+    assert "(default 128, on a CPU 8" in " ".join(capsys.readouterr().out.split())
+    assert (command_line.default_batch(True), command_line.default_batch(False)) == (128, 8)
+
+
 @pytest.mark.parametrize("path", ENTRY_POINTS, ids=lambda path: path.stem)
 def test_a_script_only_runs_its_command(path):
     tree = ast.parse(path.read_text())
