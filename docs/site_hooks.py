@@ -17,10 +17,10 @@ from mkdocs.structure.files import File, Files
 from autotune.core import chrome_trace
 from autotune.profiling import attribution
 from autotune.profiling.tree import tree
+from autotune.report import collect, render
 from autotune_cli import reference_pages
+from autotune_cli.commands.report import NAMED_NETWORKS
 from autotune_cli.profiles import page as profile_page
-from autotune_cli.reports.collect import collect
-from autotune_cli.reports.page import render
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = (".png", ".svg")
@@ -39,7 +39,7 @@ def on_files(files: Files, config: Any) -> Files:
             if path and found["image"] and path.suffix in PICTURES and files.get_file_from_path(_name(path)) is None:
                 files.append(File.generated(config, _name(path), abs_src_path=str(path)))
     for name in REPORTED:
-        report = render(collect(ROOT / "tuning_db" / f"{name}.db"))
+        report = render(collect(ROOT / "tuning_db" / f"{name}.db", NAMED_NETWORKS))
         files.append(File.generated(config, f"reports/{name}.html", content=report))
     for name, traces in PROFILED.items():
         files.append(File.generated(config, f"profiles/{name}.html", content=_profile(traces)))

@@ -52,9 +52,9 @@ def file_of(where: Location) -> Path:
 def check(path: Path) -> None:
     """Raise DatabaseError if a file to read is no database of this schema, or if there is no file or no table in it."""
     if not path.exists():
-        raise DatabaseError(f"no tuning database at {path}: make one with scripts/tune.py --db {path}")
+        raise DatabaseError(f"no tuning database at {path}: make one with `autotune tune --db {path}`")
     if not has_tables(path):
-        raise DatabaseError(f"{path} is empty: tuning was stopped before it began; run scripts/tune.py --db {path}")
+        raise DatabaseError(f"{path} is empty: tuning was stopped before it began; run `autotune tune --db {path}`")
 
 
 def has_tables(path: Path) -> bool:

@@ -323,7 +323,7 @@ class Reader:
         why = "it was changed after it was signed" if any(key in signatures for key in keys) else f"{known} signed it"
         raise DatabaseError(
             f"{self.name} has no valid signature by a key that you trust: {why}; get the signed file, or sign it with "
-            f"db.py sign, or name another key in trusted_keys or {TRUSTED}"
+            f"`autotune db sign`, or name another key in trusted_keys or {TRUSTED}"
         )
 
     def _rows(self, query: str, *values: object) -> list[Any]:
@@ -401,7 +401,8 @@ def open_reader(
         return Reader(Path(where), keys)
     if keys:
         raise DatabaseError(
-            f"a database on a server has no signature: db.py pack it into a file and sign that, or do not set {TRUSTED}"
+            f"a database on a server has no signature: pack it into a file by `autotune db pack` and sign that, "
+            f"or do not set {TRUSTED}"
         )
     from tuning_db.store import Store
 

@@ -1,4 +1,4 @@
-"""Events of a tuning run. The base class ignores them; scripts/tune.py draws them."""
+"""Events of a tuning run. The base class ignores them; `autotune tune` draws them."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def _commands() -> str:
     rows = [
         (heading, f"[`autotune {name}`](#autotune-{name})", about)
         for heading, commands in COMMANDS.items()
-        for name, (_, about) in commands.items()
+        for name, about in commands.items()
     ]
     sections = [_command(name) for group in COMMANDS.values() for name in group]
     return "\n".join([_table(["", "command", "what it does"], rows), *sections])

@@ -41,7 +41,7 @@ def test_a_creation_that_was_killed_is_no_obstacle(tmp_path):
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")  # the first thing that happens to a new file
     assert path.stat().st_size
-    with pytest.raises(DatabaseError, match=r"is empty.*run scripts/tune\.py"):
+    with pytest.raises(DatabaseError, match=r"is empty.*run `autotune tune"):
         Store.open(path)
     with Store.create(path) as store:
         store.put_problem(CONV.format(n=1))

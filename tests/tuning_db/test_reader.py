@@ -110,7 +110,7 @@ def test_a_directory_is_called_one(opened, tmp_path):
 @pytest.mark.parametrize("opened", [open_reader, Store.open])
 def test_a_file_without_bytes_is_called_empty(opened, tmp_path):
     (tmp_path / "a.db").touch()
-    with pytest.raises(DatabaseError, match=r"a\.db is empty.*run scripts/tune\.py"):
+    with pytest.raises(DatabaseError, match=r"a\.db is empty.*run `autotune tune"):
         opened(tmp_path / "a.db")
 
 

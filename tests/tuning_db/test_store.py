@@ -293,7 +293,7 @@ def test_another_binary_in_its_place(filled):
 def test_no_such_file(tmp_path):
     with pytest.raises(DatabaseError) as error:
         Store.open(tmp_path / "absent.db")
-    assert str(tmp_path / "absent.db") in sentence(error) and "scripts/tune.py" in sentence(error)
+    assert str(tmp_path / "absent.db") in sentence(error) and "autotune tune" in sentence(error)
     assert not (tmp_path / "absent.db").exists()
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import jinja2
 
+from autotune.core import flop_unit, number
 from autotune.profiling import Node, Profile, side_by_side, totals
 from autotune.profiling.summary import libraries
-from autotune_cli.chart import number
-from autotune_cli.flop_rates import flop_unit
 from autotune_cli.profiles.report import heading
 
 # The palette of Okabe and Ito, which color-blind readers can tell apart; black text is readable on each color.

@@ -1,4 +1,4 @@
-"""scripts/profile_model.py on a model from a file: before and after, what a narrow terminal shows, and mistakes."""
+"""`autotune profile` on a model from a file: before and after, what a narrow terminal shows, and mistakes."""
 
 import json
 import re
@@ -130,7 +130,7 @@ MISTAKES = [
     (["--json", "FILE/a.json"], "cannot be written"),
     (["--html", "FOLDER"], "is a folder: name a file in it"),
     (["--from", "a", "b", "c"], "--from takes one trace, or two"),
-    (["--from", "NUMBER"], "was not recorded by scripts/profile_model.py"),
+    (["--from", "NUMBER"], "was not recorded by `autotune profile`"),
 ]
 
 
