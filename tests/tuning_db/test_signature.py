@@ -258,9 +258,9 @@ def test_an_unsigned_file_and_a_server_are_refused_where_keys_are_given(tmp_path
     public = generate(tmp_path / "key")
     with Store.create(tmp_path / "a.db") as store:
         fill(store, 1)
-    with pytest.raises(DatabaseError, match=r"a\.db has no valid signature .*nobody signed it.*db\.py sign"):
+    with pytest.raises(DatabaseError, match=r"a\.db has no valid signature .*nobody signed it.*`autotune db sign"):
         open_reader(tmp_path / "a.db", [public])
-    with pytest.raises(DatabaseError, match="pack it into a file and sign that"):
+    with pytest.raises(DatabaseError, match="pack it into a file by `autotune db pack` and sign that"):
         open_reader("postgresql+psycopg://user@host/name", [public])
 
 
