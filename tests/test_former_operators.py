@@ -66,7 +66,7 @@ def test_the_tuner_leaves_them_out(database, tmp_path):
 
 @pytest.mark.parametrize("arguments", [("db", "info"), ("db", "best"), ("db", "verify"), ("report",)])
 def test_commands_show_a_database_with_them(arguments, database, tmp_path):
-    more = ("--output", tmp_path / "report.html") if arguments == ("report",) else ()
+    more = ("-o", tmp_path / "report.html") if arguments == ("report",) else ()
     done = script(*arguments, database, *more)
     assert done.returncode == 0 and not done.stderr, done.stderr
 

@@ -8,7 +8,7 @@ from repository import ROOT
 
 from autotune.families import families, folder_of
 from autotune.ir import OPERATORS
-from autotune_cli.main import MODULES
+from autotune_cli.main import NAMES
 
 pytest.importorskip("mkdocs")
 from mkdocs.config.base import load_config
@@ -52,7 +52,7 @@ def test_the_reference_of_the_site_is_complete(hooks):
     options, tables = of_page(hooks, "reference/options.md"), of_page(hooks, "reference/database.md")
     assert all(f"\n### {name}\n" in problems for name in OPERATORS)
     assert all(f"\n### {name}\n" in found for name in families() if folder_of(name) is None)
-    assert all(f"\n## autotune {name}\n" in options for name in MODULES)
+    assert all(f"\n## autotune {name}\n" in options for name in NAMES)
     assert all(f"\n### {name}\n" in tables for name in ("kernel", "measurement", "plan"))
     assert not any("make docs" in page for page in (problems, found, options, tables)), "a note is left"
 
