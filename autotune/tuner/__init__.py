@@ -33,6 +33,7 @@ from autotune.tuner.session import (
     refuse_other_timing,
     step_request,
 )
+from autotune.tuner.simulator import MIN_CONFIGS, Replay, ReplayPoint, replay
 from autotune.tuner.threads import start_in_background
 from autotune.tuner.time_breakdown import RECORD, WAIT, TimeBreakdown
 from autotune.tuner.traced_progress import TracedProgress
@@ -41,6 +42,7 @@ from autotune.tuner.tuner import Tuner
 __all__ = [
     "DEFAULT_OBJECTIVES",
     "INDUCTOR_MODES",
+    "MIN_CONFIGS",
     "OBJECTIVES",
     "PREPARATION",
     "RECORD",
@@ -56,6 +58,8 @@ __all__ = [
     "MeasuringDevice",
     "PhaseTime",
     "Progress",
+    "Replay",
+    "ReplayPoint",
     "Searched",
     "TimeBreakdown",
     "TracedProgress",
@@ -78,6 +82,7 @@ __all__ = [
     "pareto_candidates",
     "refuse_other_timing",
     "rejected_configs",
+    "replay",
     "runner",
     "start_in_background",
     "step_request",

@@ -6,10 +6,11 @@ Their kernels are tried before the search, and settling compares them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.core import Deadline
 from autotune.ir import Network
 from autotune.libraries import cudnn_names
 from autotune.runtime import plan_for_other_batch
@@ -45,7 +46,7 @@ def copy_plan(
     foreign: ForeignKernels | None,
     builder: KernelBuilder,
     trials: DeviceQueues,
-    time_left: Callable[[], bool],
+    until: Deadline,
 ) -> CopiedPlan | None:
     """Find a plan for a network that has none, and try its kernels on the problems of their layers.
 
@@ -59,7 +60,7 @@ def copy_plan(
         foreign: Kernels and plans of other databases.
         builder: Copies kernels of other databases.
         trials: Receives the trials.
-        time_left: Returns whether more may be tried.
+        until: Nothing is tried after this.
 
     Returns:
         The plan, or None if there is none with a kernel that can be taken over.
@@ -82,7 +83,7 @@ def copy_plan(
     for one in plan.choices:
         if one["layer"] not in problems or not (row := rows.get(one["kernel"])):
             continue
-        if time_left():
+        if not until.is_over:
             trials.submit(WantedTrial(problems[one["layer"]], row, [one["launch"]]))
         copied.append({**one, "kernel": row.id, "us": one["us"] if same_batch else None})
     if not copied:

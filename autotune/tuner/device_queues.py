@@ -18,7 +18,7 @@ from autotune.runtime import Candidate
 from autotune.search import MIN_DEPTH, device_places
 from autotune.tuner.progress import Progress
 from autotune.tuner.time_breakdown import TimeBreakdown
-from autotune.tuner.trial_queue import TrialQueue, WantedTrial, known_times
+from autotune.tuner.trial_queue import TrialQueue, WantedTrial
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow
 from tuning_db.store import CLAIMS
@@ -39,6 +39,10 @@ class DeviceQueues:
         breakdown: Receives the times of the trials.
         progress: Receives events.
         weights: Weights of all problems.
+        best_us: The best time of each problem that has one; the queues add those of their trials.
+
+    Attributes:
+        places: The number of each problem's device among those that are not lost.
     """
 
     def __init__(
@@ -49,15 +53,15 @@ class DeviceQueues:
         breakdown: TimeBreakdown,
         progress: Progress,
         weights: Mapping[Problem, float],
+        best_us: dict[Problem, float],
     ) -> None:
         depth = CLAIMS if len(workers) == 1 else max(MIN_DEPTH, CLAIMS // len(workers))
-        self._best_us = known_times(store, device, weights)
         self._queues = [
-            TrialQueue(store, worker, device, breakdown, progress, self._best_us, place, depth)
+            TrialQueue(store, worker, device, breakdown, progress, best_us, place, depth)
             for place, worker in enumerate(workers)
         ]
         self._weights, self._progress = dict(weights), progress
-        self._places = device_places(self._weights, len(self._queues))
+        self.places = device_places(self._weights, len(self._queues))
         self._waiting: dict[TrialQueue, deque[WantedTrial]] = {queue: deque() for queue in self._queues}
 
     @property
@@ -68,10 +72,6 @@ class DeviceQueues:
     def worker(self, problem: Problem) -> Worker:
         """Return the measuring process of a problem's device."""
         return self._of(problem).worker
-
-    def place(self, problem: Problem) -> int:
-        """Return the number of a problem's device among those that are not lost."""
-        return self._places.get(problem, 0)
 
     def rooms(self) -> list[int]:
         """Return how many candidates each device takes now; results that have come back make room."""
@@ -107,10 +107,6 @@ class DeviceQueues:
         """Write the result of a candidate to the database, as TrialQueue.record does."""
         self._of(problem).record(problem, row, tried, result, final)
 
-    def best_us(self, problem: Problem) -> float | None:
-        """Return the best time of a problem as far as this process knows."""
-        return self._best_us.get(problem)
-
     @property
     def _num_waiting(self) -> int:
         return sum(map(len, self._waiting.values()))
@@ -121,7 +117,7 @@ class DeviceQueues:
         return self._num_waiting + sum(queue.num_sent for queue in self._queues)
 
     def _of(self, problem: Problem) -> TrialQueue:
-        return self._queues[self.place(problem)]
+        return self._queues[self.places.get(problem, 0)]
 
     def _wait(self) -> None:
         """Do what `_advance` does; wait a moment if there was nothing to do."""
@@ -161,7 +157,7 @@ class DeviceQueues:
         faults.record(Fault.DEVICE_LOST)
         self._progress.note(f"a device is lost, and the others take over its problems: {error}")
         self._queues.remove(lost)
-        self._places = device_places(self._weights, len(self._queues))
+        self.places = device_places(self._weights, len(self._queues))
         for wanted in self._waiting.pop(lost):
             self._waiting[self._of(wanted.problem)].append(wanted)
         min(self._queues, key=lambda queue: queue.num_sent).adopt(lost)

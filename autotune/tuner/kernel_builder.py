@@ -19,6 +19,9 @@ from autotune.tuner.time_breakdown import TimeBreakdown
 from tuning_db import Store
 from tuning_db.schema import KernelRow, Library
 
+TRIAL_SECONDS = 0.05
+"""Typical time of verifying and timing a config."""
+
 
 class KernelBuilder:
     """Compiles kernels on a number of cores. It is a context manager: its exit ends the compilers.
@@ -62,7 +65,7 @@ class KernelBuilder:
         self.compiled, self.compile_seconds = 0, 0.0
         self.skipped: dict[Kernel, str] = {}
         self.reserved = 0
-        self._queue = BuildQueue(jobs, start_batch)
+        self._jobs, self._queue = jobs, BuildQueue(jobs, start_batch)
         self._building: set[Kernel] = set()
         self._ready: list[Kernel] = []
         self._seconds: dict[Kernel, dict[str, float]] = {}
@@ -94,6 +97,7 @@ class KernelBuilder:
             search_seconds: Time that choosing them took.
         """
         started = time.perf_counter()
+        self._breakdown.add({"search": search_seconds})
         self._copy(kernels)
         self._ready += [k for k in kernels if k in self.rows and not self.rows[k].error and k not in self._building]
         known = self.rows.keys() | self.skipped.keys() | self._building
@@ -121,6 +125,12 @@ class KernelBuilder:
     def exists(self, kernel: Kernel) -> bool:
         """Return whether a kernel needs no further compiler: it is in a database, or is being built."""
         return kernel in self.rows or kernel in self._known or kernel in self._building
+
+    def trial_seconds(self, kernel: Kernel) -> float:
+        """Return the cost of a trial: its share of compiling on all cores, unless the kernel exists, and of timing."""
+        if self.exists(kernel):
+            return TRIAL_SECONDS
+        return TRIAL_SECONDS + sum(family(kernel.family).compile_seconds) / self._jobs
 
     def _copy(self, kernels: Sequence[Kernel]) -> None:
         """Copy kernels that other databases hold into this one."""

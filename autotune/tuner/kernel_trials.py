@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from autotune.core import Deadline
 from autotune.families import Kernel
+from autotune.ir import Problem
 from autotune.measure import Result
 from autotune.search import SpaceStudy
 from autotune.tuner.device_queues import DeviceQueues
@@ -21,14 +23,14 @@ POLL_SECONDS = 0.05
 
 
 class KernelTrials:
-    """Submits kernels to the devices, and tells the studies the results.
+    """Submits kernels to the devices, and tells the studies the results; implements search_loop.Devices.
 
     Args:
         study_manager: The studies.
         builder: The kernels.
         device: The database's row of the devices.
         queues: The trials of the devices.
-        time_left: Returns whether more may be tried.
+        until: The deadline of the search.
         is_large: Whether the run is large: of a kernel, one launch is tried first, and the others later if that was not
             slow.
     """
@@ -39,14 +41,33 @@ class KernelTrials:
         builder: KernelBuilder,
         device: Device,
         queues: DeviceQueues,
-        time_left: Callable[[], bool],
+        until: Deadline,
         is_large: bool,
     ) -> None:
         self._study_manager, self._builder, self._device, self._queues = study_manager, builder, device, queues
-        self._time_left, self._is_large = time_left, is_large
+        self._until, self._is_large = until, is_large
         self._submitted: set[tuple[SpaceStudy, Kernel]] = set()  # two studies may ask for one kernel
         self._tried_elsewhere: list[tuple[SpaceStudy, Kernel]] = []  # trials that another process has claimed
         self._other_launches = OtherLaunches()
+
+    @property
+    def places(self) -> Mapping[Problem, int]:
+        """The number of the device that measures a problem."""
+        return self._queues.places
+
+    def rooms(self) -> list[int]:
+        """Return how many candidates each device takes without a wait."""
+        return self._queues.rooms()
+
+    def wait(self) -> None:
+        """Wait a moment, in which a trial may end."""
+        self._queues.wait()
+
+    def finish(self) -> bool:
+        """Record what is still being measured and tell the studies; return whether there was anything."""
+        drained = self._queues.drain()
+        waited = not self._until.is_over and self.try_other_launches()
+        return drained or waited
 
     def measure(self, kernels: Sequence[Kernel]) -> None:
         """Submit kernels for the problems whose studies want them, as long as there is time.
@@ -56,7 +77,7 @@ class KernelTrials:
         for kernel in kernels:
             for study in self._study_manager.studies_of(kernel):
                 if study.wants(kernel.values) and (study, kernel) not in self._submitted:
-                    if not self._time_left():
+                    if self._until.is_over:
                         return
                     self._submit(study, kernel)
                     self._submitted.add((study, kernel))
@@ -67,7 +88,7 @@ class KernelTrials:
 
     def finish_tried_elsewhere(self) -> None:
         """Wait for the trials that other processes claimed; take over those of a process that died."""
-        while self._tried_elsewhere and self._time_left():
+        while self._tried_elsewhere and not self._until.is_over:
             again, self._tried_elsewhere = self._tried_elsewhere, []
             for study, kernel in again:
                 self._submit(study, kernel)

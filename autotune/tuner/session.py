@@ -17,7 +17,7 @@ from autotune.families import serving
 from autotune.ir import Conv2dGradientSums, Conv2dStatistics, Network, Problem, TorchCall
 from autotune.libraries import inductor
 from autotune.measure import BUFFERS, THROTTLED, TIMERS, Timing
-from autotune.tuner.finals import ONLY, TRIALS
+from autotune.tuner.options import ONLY, TRIALS
 from autotune.tuner.trial_queue import RUN_SECONDS
 from tuning_db import DatabaseError, Store
 from tuning_db.schema import Device

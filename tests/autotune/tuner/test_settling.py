@@ -1,12 +1,14 @@
 """The order in which the plans of several networks are tuned on one device while Inductor compiles them."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from two_layer_network import NETWORK, VALLEYS, TableDevice, put_kernels
 
-from autotune.core import Deadline
+from autotune.core import Deadline, architecture
 from autotune.ir import NetworkKey
+from autotune.tuner.phases import SETTLING, Phases
 from autotune.tuner.progress import Progress
 from autotune.tuner.settling import Settling
 from autotune.tuner.time_breakdown import TimeBreakdown
@@ -55,8 +57,12 @@ def order(tmp_path, looks, seconds):
     with Store.create(tmp_path / "net.db") as store:
         device, _ = put_kernels(store)
         stages, workers = Stages(), [TableDevice(VALLEYS)]
-        settling = Settling(store, device, True, workers, pool, TimeBreakdown(1), stages, {}, lambda _: False)
-        settling.run(NETWORKS, Deadline.after(seconds))
+        run = SimpleNamespace(
+            store=store, device=device, queues=SimpleNamespace(workers=workers), beside=pool, progress=stages,
+            breakdown=TimeBreakdown(), planned=NETWORKS, phases=Phases(Deadline.after(seconds), [SETTLING]),
+            options=SimpleNamespace(arch=architecture("sm90")), copied_plans={},
+        )  # fmt: skip
+        Settling(run).run()
         assert all(store.plan(device, network.key) for network in NETWORKS)
     return [stage.rpartition(" ")[2] for stage in stages.stages], list(pool.values())
 

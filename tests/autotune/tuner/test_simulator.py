@@ -16,14 +16,13 @@ from autotune.families import Kernel, families
 from autotune.ir import parse
 from autotune.search import (
     DEFAULT_SAMPLER,
-    MIN_CONFIGS,
     ConfigTrace,
     Space,
     SpaceTrace,
     TuneTrace,
-    replay,
     trace_of,
 )
+from autotune.tuner import MIN_CONFIGS, replay
 from autotune.tuner.kernel_builder import identity
 from tuning_db import Store
 

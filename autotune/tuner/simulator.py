@@ -1,8 +1,8 @@
 """Replays a trace: runs a search on recorded results, in simulated time, without compiler or device.
 
 Each kernel takes the compile time that was recorded, on a given number of cores. Each device measures one kernel after
-the other, and each problem has its device. The loop is the tuner's own (search/schedule.py), so that samplers are
-compared under the conditions of a real run.
+the other, and each problem has its device. The loop is that of a real run (search_loop.py), so that samplers are
+compared under its conditions.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from autotune.core import Deadline
 from autotune.families import Kernel
 from autotune.ir import Problem
 from autotune.measure import SLOW_FACTOR
-from autotune.search.device_places import MIN_DEPTH, device_places
-from autotune.search.samplers import create_studies
-from autotune.search.schedule import Schedule
-from autotune.search.study import SpaceStudy
-from autotune.search.trace import ConfigTrace, TuneTrace
+from autotune.search import MIN_DEPTH, ConfigTrace, Schedule, SpaceStudy, TuneTrace, create_studies, device_places
+from autotune.tuner.search_loop import SearchLoop
 
 MIN_CONFIGS = 8
 """Configs of a problem that may be tried, however small the share."""
@@ -127,65 +125,66 @@ def replay(
         UnknownNameError: There is no sampler of that name.
     """
     studies = create_studies(name, [traced.space for traced in trace.spaces], seed, gain)
-    bench = _SimulatedBench(trace, studies, seed, cores, budget, devices)
+    results = _results(trace, studies)
+    clock = _Clock()
+    compilers, measuring = _Compilers(clock, results, cores), _Devices(clock, studies, results, seed, devices)
     totals = {problem: sum(len(each.results) for each in found) for problem, found in trace.by_problem().items()}
-    Schedule(studies, bench, trace.target, lambda problem: max(MIN_CONFIGS, int(share * totals[problem]))).run()
-    best_us = trace.best_us()
-    return Replay(
-        {problem: bench.curves.get(problem, []) for problem in best_us}, totals, best_us, bench.search_seconds
+    schedule = Schedule(
+        studies,
+        trace.target,
+        lambda problem: max(MIN_CONFIGS, int(share * totals[problem])),
+        num_compilers=cores,
+        places=measuring.places,
+        num_devices=devices,
+        exists=compilers.exists,
+        trial_seconds=compilers.trial_seconds,
     )
+    SearchLoop(schedule, compilers, measuring, Deadline(budget, clock=lambda: clock.now)).run()
+    best_us = trace.best_us()
+    curves = {problem: measuring.curves.get(problem, []) for problem in best_us}
+    return Replay(curves, totals, best_us, compilers.search_seconds + measuring.search_seconds)
 
 
-class _SimulatedBench:
-    """The bench of a trace; implements search.schedule.Bench."""
+_Results = dict[Kernel, list[tuple[SpaceStudy, ConfigTrace]]]
+"""Kernel -> its recorded results, with the studies that they are told."""
 
-    def __init__(
-        self, trace: TuneTrace, studies: Sequence[SpaceStudy], seed: int, cores: int, budget: float, devices: int
-    ) -> None:
-        self.clock, self._budget, self._cores = 0.0, budget, cores
-        self._depth = MIN_DEPTH if devices > 1 else 1  # of a single device, each result is told before the next trial
-        self._places = device_places(dict.fromkeys((study.space.problem for study in studies), 1.0), devices)
-        self._running: list[list[tuple[float, SpaceStudy, Kernel, ConfigTrace]]] = [[] for _ in range(devices)]
+
+def _results(trace: TuneTrace, studies: Sequence[SpaceStudy]) -> _Results:
+    results: _Results = {}
+    for traced, study in zip(trace.spaces, studies, strict=True):
+        for config, result in zip(traced.space.configs, traced.results, strict=True):
+            results.setdefault(traced.space.kernel(config, trace.target), []).append((study, result))
+    return results
+
+
+@dataclass
+class _Clock:
+    """The simulated time in seconds."""
+
+    now: float = 0.0
+
+
+class _Compilers:
+    """The compilers of a trace; implements search_loop.Compilers."""
+
+    def __init__(self, clock: _Clock, results: _Results, cores: int) -> None:
+        self._clock, self._results, self._cores = clock, results, cores
         self.search_seconds = 0.0
-        self._random = random.Random(seed)
-        self.curves: dict[Problem, list[ReplayPoint]] = {}
         self._compiling: list[tuple[float, int, Kernel]] = []  # a heap of (end, number, kernel)
         self._known: set[Kernel] = set()
         self._ready: list[Kernel] = []
-        self._compile_seconds: dict[Kernel, float] = {}
-        self._results: dict[Kernel, list[tuple[SpaceStudy, ConfigTrace]]] = {}
-        for traced, study in zip(trace.spaces, studies, strict=True):
-            for config, result in zip(traced.space.configs, traced.results, strict=True):
-                kernel = traced.space.kernel(config, trace.target)
-                self._results.setdefault(kernel, []).append((study, result))
-                self._compile_seconds[kernel] = max(self._compile_seconds.get(kernel, 0.0), result.compile_seconds)
 
-    def time_left(self) -> bool:
-        return self.clock < self._budget
-
-    def idle_compilers(self) -> int:
+    def idle_cores(self) -> int:
         return max(0, self._cores - len(self._compiling))
-
-    def compilers(self) -> int:
-        return self._cores
-
-    def devices(self) -> int:
-        return len(self._running)
-
-    def place(self, problem: Problem) -> int:
-        return self._places[problem]
-
-    def rooms(self) -> list[int]:
-        return [max(0, self._depth - len(running)) for running in self._running]
 
     def exists(self, kernel: Kernel) -> bool:
         return kernel in self._known
 
     def trial_seconds(self, kernel: Kernel) -> float:
-        compiling = 0.0 if kernel in self._known else self._compile_seconds[kernel] / self._cores
+        compiling = 0.0 if kernel in self._known else self._compile_seconds(kernel) / self._cores
         return compiling + max(result.device_seconds for _, result in self._results[kernel])
 
-    def compile(self, kernels: Sequence[Kernel], search_seconds: float) -> None:
+    def build(self, kernels: Sequence[Kernel], search_seconds: float) -> None:
         self.search_seconds += search_seconds
         compiling = {kernel for *_, kernel in self._compiling}
         for kernel in kernels:
@@ -195,24 +194,44 @@ class _SimulatedBench:
                 self._known.add(kernel)
                 # With all cores busy a kernel waits for the first one that becomes idle.
                 ends = sorted(end for end, *_ in self._compiling)
-                start = ends[-self._cores] if len(ends) >= self._cores else self.clock
-                heapq.heappush(self._compiling, (start + self._compile_seconds[kernel], len(self._known), kernel))
+                start = ends[-self._cores] if len(ends) >= self._cores else self._clock.now
+                heapq.heappush(self._compiling, (start + self._compile_seconds(kernel), len(self._known), kernel))
 
-    def ready(self, wait: bool) -> list[Kernel]:
+    def ready(self, wait: bool, until: Deadline) -> list[Kernel]:
         if wait and self._compiling and not self._ready:
-            self.clock = max(self.clock, self._compiling[0][0])
+            self._clock.now = max(self._clock.now, self._compiling[0][0])
         ready, self._ready = self._ready, []
-        while self._compiling and self._compiling[0][0] <= self.clock:
+        while self._compiling and self._compiling[0][0] <= self._clock.now:
             ready.append(heapq.heappop(self._compiling)[2])
         return ready
+
+    def _compile_seconds(self, kernel: Kernel) -> float:
+        return max(result.compile_seconds for _, result in self._results[kernel])
+
+
+class _Devices:
+    """The devices of a trace; implements search_loop.Devices."""
+
+    def __init__(
+        self, clock: _Clock, studies: Sequence[SpaceStudy], results: _Results, seed: int, devices: int
+    ) -> None:
+        self._clock, self._results, self._random = clock, results, random.Random(seed)
+        self._depth = MIN_DEPTH if devices > 1 else 1  # of a single device, each result is told before the next trial
+        self.places = device_places(dict.fromkeys((study.space.problem for study in studies), 1.0), devices)
+        self._running: list[list[tuple[float, SpaceStudy, Kernel, ConfigTrace]]] = [[] for _ in range(devices)]
+        self.search_seconds = 0.0
+        self.curves: dict[Problem, list[ReplayPoint]] = {}
+
+    def rooms(self) -> list[int]:
+        return [max(0, self._depth - len(running)) for running in self._running]
 
     def measure(self, kernels: Sequence[Kernel]) -> None:
         for kernel in kernels:
             for study, result in self._results[kernel]:
                 if not study.wants(kernel.values):
                     continue
-                running = self._running[self._places[study.space.problem]]
-                start = running[-1][0] if running else self.clock
+                running = self._running[self.places[study.space.problem]]
+                start = running[-1][0] if running else self._clock.now
                 running.append((start + result.device_seconds, study, kernel, result))
                 while len(running) >= self._depth:
                     self._end_next()
@@ -231,7 +250,7 @@ class _SimulatedBench:
         """Go on to the end of the measurement that ends next, and tell its study."""
         running = min((one for one in self._running if one), key=lambda one: one[0][0])
         end, study, kernel, result = running.pop(0)
-        self.clock = max(self.clock, end)
+        self._clock.now = max(self._clock.now, end)
         noisy_us = result.best_us * math.exp(self._random.gauss(0, NOISE)) if result.best_us else None
         best_us = self.best_us(study.space.problem)
         started = time.perf_counter()
@@ -247,4 +266,4 @@ class _SimulatedBench:
     def _add_point(self, problem: Problem, us: float | None) -> None:
         curve = self.curves.setdefault(problem, [])
         best_us = min(us or math.inf, self.best_us(problem))
-        curve.append(ReplayPoint(self.clock, len(curve) + 1, best_us))
+        curve.append(ReplayPoint(self._clock.now, len(curve) + 1, best_us))
