@@ -61,7 +61,7 @@ class Schedule:
     Args:
         studies: The studies.
         target: Compilation target of the kernels.
-        max_trials: Maps a problem to the number of configs that may be tried for it, by all families together.
+        max_trials: Number of configs that may be tried for a problem, by all families together.
         num_compilers: Number of translation units that compilers work on at a time.
         places: The number of the device that measures a problem; 0 for a problem that is not in it.
         num_devices: Number of devices that measure at a time.
@@ -74,7 +74,7 @@ class Schedule:
         self,
         studies: Sequence[SpaceStudy],
         target: str,
-        max_trials: Callable[[Problem], int],
+        max_trials: Mapping[Problem, int],
         *,
         num_compilers: int,
         places: Mapping[Problem, int],
@@ -220,7 +220,7 @@ class Schedule:
 
     def _trials_left(self, problem: Problem) -> int:
         """Return the number of configs that may still be tried for a problem."""
-        return self._max_trials(problem) - sum(study.num_started for study in self._by_problem[problem])
+        return self._max_trials[problem] - sum(study.num_started for study in self._by_problem[problem])
 
     def _ask(self, study: SpaceStudy, count: int) -> list[Kernel]:
         space = study.space

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from autotune.core import Deadline
 from autotune.families import Kernel
@@ -33,6 +33,10 @@ class KernelTrials:
         until: The deadline of the search.
         is_large: Whether the run is large: of a kernel, one launch is tried first, and the others later if that was not
             slow.
+
+    Attributes:
+        tried_elsewhere: Trials that another process has claimed.
+        other_launches: Kernels whose other launches are tried later.
     """
 
     def __init__(
@@ -47,8 +51,8 @@ class KernelTrials:
         self._study_manager, self._builder, self._device, self._queues = study_manager, builder, device, queues
         self._until, self._is_large = until, is_large
         self._submitted: set[tuple[SpaceStudy, Kernel]] = set()  # two studies may ask for one kernel
-        self._tried_elsewhere: list[tuple[SpaceStudy, Kernel]] = []  # trials that another process has claimed
-        self._other_launches = OtherLaunches()
+        self.tried_elsewhere: list[tuple[SpaceStudy, Kernel]] = []
+        self.other_launches = OtherLaunches()
 
     @property
     def places(self) -> Mapping[Problem, int]:
@@ -84,60 +88,79 @@ class KernelTrials:
 
     def try_other_launches(self, count: int | None = None) -> bool:
         """Try the launches that were left for later, of up to `count` kernels; return whether a kernel waited."""
-        return self._other_launches.advance(count)
+        return self.other_launches.advance(count)
 
     def finish_tried_elsewhere(self) -> None:
         """Wait for the trials that other processes claimed; take over those of a process that died."""
-        while self._tried_elsewhere and not self._until.is_over:
-            again, self._tried_elsewhere = self._tried_elsewhere, []
+        while self.tried_elsewhere and not self._until.is_over:
+            again, self.tried_elsewhere = self.tried_elsewhere, []
             for study, kernel in again:
                 self._submit(study, kernel)
             self._queues.drain()
-            if self._tried_elsewhere:
+            if self.tried_elsewhere:
                 time.sleep(POLL_SECONDS)
 
     def _submit(self, study: SpaceStudy, kernel: Kernel) -> None:
         """Try the untried launches of a kernel on a study's problem, later if another process is trying it."""
-        launches = self._study_manager.launches(study.space.problem, kernel)
+        problem, row = study.space.problem, self._builder.rows[kernel]
+        launches = self._study_manager.launches(problem, kernel)
         first = launches[:1] if self._is_large else launches
-        try_some = partial(self._try, study, kernel)
-        tell = partial(self._tell, study, kernel)
+        self.submit(_StudyTrial(problem, row, first, owner=self, study=study, kernel=kernel, all_launches=launches))
 
-        def tell_or_go_on(results: list[Result]) -> None:
-            try_others = partial(try_some, launches, lambda others: tell(launches, [*results, *others]))
-            if not results:  # the first launch was tried in an earlier run, which was ended before the others
-                try_others()
-            elif us := results[0].median_us:
-                leave = partial(tell, first, results)
-                self._other_launches.add(study, us, try_others=try_others, leave=leave)
-            else:
-                tell(first, results)
+    def submit(self, trial: WantedTrial) -> None:
+        """Let a device try a kernel."""
+        self._queues.submit(trial)
 
-        try_some(first, tell_or_go_on if len(first) < len(launches) else partial(tell, launches))
+    def take_build_seconds(self, kernel: Kernel) -> Mapping[str, float]:
+        """Return the seconds of choosing and building a kernel, once."""
+        return self._builder.take_seconds(kernel)
 
-    def _try(
-        self,
-        study: SpaceStudy,
-        kernel: Kernel,
-        launches: Sequence[Mapping[str, int]],
-        on_done: Callable[[list[Result]], None],
-    ) -> None:
-        self._queues.submit(
-            WantedTrial(
-                study.space.problem,
-                self._builder.rows[kernel],
-                launches,
-                take_build_seconds=partial(self._builder.take_seconds, kernel),
-                on_done=on_done,
-                on_elsewhere=partial(self._tried_elsewhere.append, (study, kernel)),
-            )
-        )
-
-    def _tell(
-        self, study: SpaceStudy, kernel: Kernel, tried: Sequence[Mapping[str, int]], results: Sequence[Result]
-    ) -> None:
+    def tell(self, trial: _StudyTrial) -> None:
         """Tell a study a kernel's results; if some launches have none, those of the database, too."""
-        manager, row = self._study_manager, self._builder.rows[kernel]
-        all_new = len(results) == len(tried)
-        recorded = [] if all_new else manager.recorded(self._device, study.space.problem, row)
-        manager.tell_measured(study, kernel, [*recorded, *results])
+        all_new = len(trial.results) == len(trial.launches)
+        recorded = [] if all_new else self._study_manager.recorded(self._device, trial.problem, trial.row)
+        self._study_manager.tell_measured(trial.study, trial.kernel, [*recorded, *trial.results])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StudyTrial(WantedTrial):
+    """A kernel that a study has asked for, on the study's problem.
+
+    Attributes:
+        owner: Submits the trial and tells the study.
+        study: The study.
+        kernel: The kernel.
+        all_launches: All launch values of the kernel; `launches` may be the first one only.
+        results: The results so far.
+    """
+
+    owner: KernelTrials
+    study: SpaceStudy
+    kernel: Kernel
+    all_launches: Sequence[Mapping[str, int]]
+    results: Sequence[Result] = ()
+
+    def take_build_seconds(self) -> Mapping[str, float]:
+        return self.owner.take_build_seconds(self.kernel)
+
+    def done(self, results: Sequence[Result]) -> None:
+        trial = replace(self, results=[*self.results, *results])
+        if len(self.launches) == len(self.all_launches):
+            trial.leave()
+        elif not results:  # the first launch was tried in an earlier run, which was ended before the others
+            trial.try_others()
+        elif us := results[0].median_us:
+            self.owner.other_launches.add(self.study, us, trial)
+        else:
+            trial.leave()
+
+    def elsewhere(self) -> None:
+        self.owner.tried_elsewhere.append((self.study, self.kernel))
+
+    def try_others(self) -> None:
+        """Try the launches that were not tried."""
+        self.owner.submit(replace(self, launches=self.all_launches))
+
+    def leave(self) -> None:
+        """Try no more launches."""
+        self.owner.tell(self)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable
-from typing import NamedTuple
+from collections.abc import Hashable
+from typing import NamedTuple, Protocol
 
 PROMISING = 1.3
 """A kernel whose first launch takes more than this many times the best first launch gets no others. In a tune of
@@ -14,6 +14,16 @@ AGAIN = 1.1
 the times of finalists are those of the finals by then, which differ from those of the trials."""
 
 
+class FirstLaunch(Protocol):
+    """A kernel whose first launch was tried."""
+
+    def try_others(self) -> None:
+        """Try its other launches."""
+
+    def leave(self) -> None:
+        """Try no more launches."""
+
+
 class _Kernel(NamedTuple):
     """A kernel whose first launch was tried; those nearest to the best one come first."""
 
@@ -21,8 +31,7 @@ class _Kernel(NamedTuple):
     number: int
     us: float
     space: Hashable
-    try_others: Callable[[], None]
-    leave: Callable[[], None]
+    tried: FirstLaunch
 
 
 class OtherLaunches:
@@ -37,21 +46,20 @@ class OtherLaunches:
         self._waiting: list[_Kernel] = []  # a heap
         self._num_added = 0
 
-    def add(self, space: Hashable, us: float, *, try_others: Callable[[], None], leave: Callable[[], None]) -> None:
+    def add(self, space: Hashable, us: float, tried: FirstLaunch) -> None:
         """Let a kernel wait, or leave it at once if it is too slow.
 
         Args:
             space: Kernels of one space are compared with each other: those of a family for a problem.
             us: Microseconds of its first launch.
-            try_others: Tries its other launches.
-            leave: Called instead if they are not worth it.
+            tried: The kernel.
         """
         best = self._best_us[space] = min(us, self._best_us.get(space, us))
         if us > PROMISING * best:
-            leave()
+            tried.leave()
             return
         self._num_added += 1
-        heapq.heappush(self._waiting, _Kernel(us / best, self._num_added, us, space, try_others, leave))
+        heapq.heappush(self._waiting, _Kernel(us / best, self._num_added, us, space, tried))
 
     def advance(self, count: int | None = None) -> bool:
         """Try the other launches of up to `count` kernels (None: of all), and leave those that are too slow by now.
@@ -63,8 +71,8 @@ class OtherLaunches:
         while self._waiting and count != 0:
             kernel = heapq.heappop(self._waiting)
             if kernel.us > PROMISING * self._best_us[kernel.space]:
-                kernel.leave()
+                kernel.tried.leave()
                 continue
-            kernel.try_others()
+            kernel.tried.try_others()
             count = None if count is None else count - 1
         return found

@@ -53,7 +53,7 @@ class Search:
         return Schedule(
             run.study_manager.studies,
             run.options.target,
-            run.study_manager.max_trials,
+            dict.fromkeys(run.problems, run.study_manager.max_trials),
             num_compilers=run.options.jobs,
             places=run.queues.places,
             num_devices=len(run.queues.workers),

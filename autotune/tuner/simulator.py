@@ -132,7 +132,7 @@ def replay(
     schedule = Schedule(
         studies,
         trace.target,
-        lambda problem: max(MIN_CONFIGS, int(share * totals[problem])),
+        {problem: max(MIN_CONFIGS, int(share * total)) for problem, total in totals.items()},
         num_compilers=cores,
         places=measuring.places,
         num_devices=devices,

@@ -145,7 +145,8 @@ class StudyManager:
         """Return the studies whose spaces have kernels of a kernel's family, dtype and epilogue."""
         return self._by_group.get(kernel_group(kernel), ())
 
-    def max_trials(self, _: Problem) -> int:
+    @property
+    def max_trials(self) -> int:
         """Return the number of configs that may be tried for a problem."""
         return self._options.trials if self._choice.is_bounded else sys.maxsize
 
@@ -154,7 +155,7 @@ class StudyManager:
         num_families = Counter(study.space.problem for study in self.studies)
         kernels: dict[Kernel, None] = {}
         for space in (study.space for study in self.studies):
-            share = ceil_div(self.max_trials(space.problem), num_families[space.problem])
+            share = ceil_div(self.max_trials, num_families[space.problem])
             kernels |= dict.fromkeys(self._lowest_cost(space, min(share, len(space.configs))))
         return list(kernels)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.core import Deadline
@@ -29,25 +29,29 @@ RUN_SECONDS = "run_seconds"
 
 @dataclass(frozen=True)
 class WantedTrial:
-    """A kernel to try on a problem.
+    """A kernel to try on a problem. A subclass may take part in what comes of it.
 
     Attributes:
         problem: The problem.
         row: The kernel.
         launches: The launch values.
-        take_build_seconds: Returns the seconds of choosing and building the kernel; called only if it is tried.
-        on_done: Called with the results when all are recorded, and at once with none if nothing is left to try.
-        on_elsewhere: Called if another process is trying the kernel on the problem.
         again: Try it although it was tried before: the measuring process has to compile it for a later comparison.
     """
 
     problem: Problem
     row: KernelRow
     launches: Sequence[Mapping[str, int]] = ({},)
-    take_build_seconds: Callable[[], Mapping[str, float]] = dict
-    on_done: Callable[[list[Result]], None] = lambda _: None
-    on_elsewhere: Callable[[], None] = lambda: None
     again: bool = False
+
+    def take_build_seconds(self) -> Mapping[str, float]:
+        """Return the seconds of choosing and building the kernel; called only if it is tried."""
+        return {}
+
+    def done(self, results: Sequence[Result]) -> None:
+        """Take the results when all are recorded, and none at once if nothing is left to try."""
+
+    def elsewhere(self) -> None:
+        """Note that another process is trying the kernel on the problem."""
 
 
 @dataclass
@@ -184,10 +188,10 @@ class TrialQueue:
         with self._breakdown.charge(RECORD):
             left = launches if wanted.again else self._store.claim(self._device, str(problem), row, launches)
         if left is None:
-            wanted.on_elsewhere()
+            wanted.elsewhere()
             return
         if not left:
-            wanted.on_done([])
+            wanted.done([])
             return
         trial = _KernelTrial(wanted, wanted.take_build_seconds(), len(left))
         for launch in left:
@@ -225,7 +229,7 @@ class TrialQueue:
             trial.results.append(result)
             trial.num_left -= 1
             if not trial.num_left:
-                trial.wanted.on_done(trial.results)
+                trial.wanted.done(trial.results)
         return waited
 
     def collect(self) -> None:

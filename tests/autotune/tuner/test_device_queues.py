@@ -3,6 +3,8 @@
 import os
 import signal
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -44,6 +46,16 @@ class Notes(Progress):
         self.notes.append(text)
 
 
+@dataclass(frozen=True)
+class Told(WantedTrial):
+    """A trial that passes its results on."""
+
+    on_done: Callable = None
+
+    def done(self, results):
+        self.on_done(results)
+
+
 def queues(store, workers, progress):
     device = store.put_device(device_name(torch.device("cpu")), cpu_targets()[0], flops_per_us=1.0, bytes_per_us=1.0)
     return device, DeviceQueues(store, workers, device, TimeBreakdown(), progress, dict.fromkeys(PROBLEMS, 1.0), {})
@@ -54,7 +66,7 @@ def submit_all(store, trials):
     for problem in PROBLEMS:
         store.put_problem(str(problem))
         for row in operator_rows(store, problem, cpu_targets()[0], torch.__version__):
-            trials.submit(WantedTrial(problem, row, on_done=lambda results, at=problem: told.append((at, results))))
+            trials.submit(Told(problem, row, on_done=lambda results, at=problem: told.append((at, results))))
     return told
 
 
@@ -109,8 +121,8 @@ def test_a_device_that_is_slow_does_not_hold_up_the_others(store):
         ended = []
         os.kill(first.pid, signal.SIGSTOP)
         for number in range(6):  # more than its queue holds
-            trials.submit(WantedTrial(slow, row, [{"i": number}], on_done=lambda _: ended.append(slow)))
-        trials.submit(WantedTrial(fast, row, on_done=lambda _: ended.append(fast)))
+            trials.submit(Told(slow, row, [{"i": number}], on_done=lambda _: ended.append(slow)))
+        trials.submit(Told(fast, row, on_done=lambda _: ended.append(fast)))
         until = time.monotonic() + HANG
         while not ended and time.monotonic() < until:
             rooms = trials.rooms()
@@ -128,7 +140,7 @@ def test_a_trial_that_was_made_before_may_ask_for_others(store):
         made, other = operator_rows(store, problem, cpu_targets()[0], torch.__version__)
         trials.submit(WantedTrial(problem, made))
         trials.drain()
-        next_one = WantedTrial(problem, other, on_done=told.append)
-        trials.submit(WantedTrial(problem, made, on_done=lambda _: trials.submit(next_one)))
+        next_one = Told(problem, other, on_done=told.append)
+        trials.submit(Told(problem, made, on_done=lambda _: trials.submit(next_one)))
         trials.drain()
     assert len(told) == 1 and len(store.measurements(device, str(problem))) == 2

@@ -1,6 +1,7 @@
 """The launch values that a large run leaves for later."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +19,7 @@ def add(log):
 
     def add(space, name, us):
         told = {"try_others": partial(log.append, name), "leave": partial(log.append, f"not {name}")}
-        others.add(space, us, **told)
+        others.add(space, us, SimpleNamespace(**told))
 
     add.others = others
     return add

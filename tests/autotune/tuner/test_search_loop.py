@@ -32,7 +32,7 @@ class Machine:
         schedule = Schedule(
             self.studies,
             "sm_90",
-            lambda _: max_trials,
+            dict.fromkeys((study.space.problem for study in self.studies), max_trials),
             num_compilers=self.num_compilers,
             places=self.places,
             num_devices=self.num_devices,
