@@ -21,12 +21,9 @@ from autotune.tuner.report import (
     runner,
     unsupported_reason,
 )
-from autotune.tuner.session import (
-    INDUCTOR_MODES,
-    Bench,
+from autotune.tuner.request import (
     Searched,
     TuneRequest,
-    inductor_modes,
     missing,
     missing_problems,
     network_request,
@@ -34,6 +31,7 @@ from autotune.tuner.session import (
     step_request,
 )
 from autotune.tuner.simulator import MIN_CONFIGS, Replay, ReplayPoint, replay
+from autotune.tuner.target import INDUCTOR_MODES, TuningTarget, inductor_modes
 from autotune.tuner.threads import start_in_background
 from autotune.tuner.time_breakdown import RECORD, WAIT, TimeBreakdown
 from autotune.tuner.traced_progress import TracedProgress
@@ -47,7 +45,6 @@ __all__ = [
     "PREPARATION",
     "RECORD",
     "WAIT",
-    "Bench",
     "DeviceGroup",
     "Failure",
     "ForeignKernels",
@@ -66,6 +63,7 @@ __all__ = [
     "TuneRequest",
     "Tuner",
     "TunerOptions",
+    "TuningTarget",
     "cores_apart",
     "device_groups",
     "failures",

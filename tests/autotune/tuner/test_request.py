@@ -20,7 +20,7 @@ from autotune.ir import (
     parse,
 )
 from autotune.measure import Timing
-from autotune.tuner import Bench, Searched, missing, refuse_other_timing
+from autotune.tuner import Searched, TuningTarget, missing, refuse_other_timing
 from autotune.tuner.trial_queue import WantedTrial, record_unfinished
 from tuning_db import DatabaseError, Store
 
@@ -53,28 +53,28 @@ def measured(store, problem, final, status="ok", family="aten", **details):
 
 
 def test_a_layer_is_missing_until_its_finalists_were_timed(network, tmp_path):
-    bench = Bench.of_device(torch.device("cpu"))
+    target = TuningTarget.of_device(torch.device("cpu"))
     with Store.create(tmp_path / "x.db") as store:
-        assert missing(store, bench, network, Searched()).problems == [layer.problem for layer in network.layers]
+        assert missing(store, target, network, Searched()).problems == [layer.problem for layer in network.layers]
         measured(store, network.layers[0].problem, final=True)
         measured(store, network.layers[1].problem, final=False)
-        request = missing(store, bench, network, Searched())
+        request = missing(store, target, network, Searched())
         assert request.named == [("b", network.layers[1].problem)] and request.network is network
         measured(store, network.layers[1].problem, final=True)
-        assert missing(store, bench, network, Searched()) is None
+        assert missing(store, target, network, Searched()) is None
 
 
 def test_a_limited_search_leaves_a_layer_missing_for_a_wider_one(network, tmp_path):
-    bench = Bench.of_device(torch.device("cpu"))
+    target = TuningTarget.of_device(torch.device("cpu"))
     with Store.create(tmp_path / "x.db") as store:
         for layer in network.layers:
             measured(store, layer.problem, final=True, only=["cpu_conv2d"], trials=8)
-        assert missing(store, bench, network, Searched(only=("cpu_conv2d",), trials=4)) is None
+        assert missing(store, target, network, Searched(only=("cpu_conv2d",), trials=4)) is None
         for wider in (Searched(), Searched(("cpu_conv2d", "cpu_dense"), 4), Searched(("cpu_conv2d",), 16)):
-            assert missing(store, bench, network, wider).named
+            assert missing(store, target, network, wider).named
         for layer in network.layers:
             measured(store, layer.problem, final=True)
-        assert missing(store, bench, network, Searched(trials=1000)) is None
+        assert missing(store, target, network, Searched(trials=1000)) is None
 
 
 CALL = TorchCall(
@@ -101,18 +101,18 @@ CALL = TorchCall(
 def test_a_plan_is_missing_until_it_was_compared_with_inductor(network, tmp_path, tried, torch_us, seconds, is_missing):
     whole = Alternative(WHOLE, ("a", "b"), (Layer("whole", CALL, {"x": "input", "y": "%b"}),))
     network = replace(network, alternatives=(whole,))
-    bench, compiles = Bench.of_device(torch.device("cpu")), Searched(seconds=seconds, compiles=True)
+    target, compiles = TuningTarget.of_device(torch.device("cpu")), Searched(seconds=seconds, compiles=True)
     with Store.create(tmp_path / "x.db") as store:
         for layer in network.layers:
             measured(store, layer.problem, final=True)
-        assert missing(store, bench, network, Searched()).problems == [CALL], "it has no plan"
+        assert missing(store, target, network, Searched()).problems == [CALL], "it has no plan"
         [device] = store.devices()
         values = {"median_us": 1.0, "spread_us": 0.0, "choices": [], "details": {"torch_us": torch_us}}
         store.put_plan(device_id=device.id, network=network.key, **values)
         if tried:
             measured(store, CALL, final=False, family="inductor", **tried)
-        assert missing(store, bench, network, Searched()) is None, "Inductor is switched off"
-        request = missing(store, bench, network, compiles)
+        assert missing(store, target, network, Searched()) is None, "Inductor is switched off"
+        request = missing(store, target, network, compiles)
         assert (request is not None) == is_missing
         if request:
             assert request.problems == [CALL]
@@ -121,7 +121,7 @@ def test_a_plan_is_missing_until_it_was_compared_with_inductor(network, tmp_path
 def test_a_trial_that_a_run_without_a_deadline_left_is_no_reason_to_compile_again(network, tmp_path):
     whole = Alternative(WHOLE, ("a", "b"), (Layer("whole", CALL, {"x": "input", "y": "%b"}),))
     network = replace(network, alternatives=(whole,))
-    bench, compiles = Bench.of_device(torch.device("cpu")), Searched(seconds=60.0, compiles=True)
+    target, compiles = TuningTarget.of_device(torch.device("cpu")), Searched(seconds=60.0, compiles=True)
     with Store.create(tmp_path / "x.db") as store:
         for layer in network.layers:
             measured(store, layer.problem, final=True)
@@ -131,9 +131,9 @@ def test_a_trial_that_a_run_without_a_deadline_left_is_no_reason_to_compile_agai
         )
         identity = {"family": "inductor", "config": "{}", "dtype": "f32", "epilogue": "none", "target": "t"}
         row = store.put_kernel({**identity, "source": ""}, symbol="")
-        assert missing(store, bench, network, compiles) is not None
+        assert missing(store, target, network, compiles) is not None
         record_unfinished(store, device, WantedTrial(CALL, row), NEVER)
-        assert missing(store, bench, network, compiles) is None
+        assert missing(store, target, network, compiles) is None
 
 
 def test_times_of_another_timer_are_refused(network, tmp_path):
@@ -145,13 +145,13 @@ def test_times_of_another_timer_are_refused(network, tmp_path):
             refuse_other_timing(store, device_name(torch.device("cpu")), [problem], Timing(buffers="rotating"))
 
 
-def test_the_bench_of_this_machine():
-    cpu = Bench.of(architecture("cpu"), None)
+def test_the_target_of_this_machine():
+    cpu = TuningTarget.of(architecture("cpu"), None)
     assert (cpu.device, cpu.target, cpu.trials, cpu.budget) == ("cpu", cpu_targets()[0], 32, 90.0)
-    absent = Bench.of(architecture("sm90"), None)
+    absent = TuningTarget.of(architecture("sm90"), None)
     assert (absent.device, absent.target, absent.budget) == (None, "sm_90", 360.0) and absent.trials < 32
-    older = Bench.of(architecture("sm90"), DeviceKind("an A100", 80, 108))
+    older = TuningTarget.of(architecture("sm90"), DeviceKind("an A100", 80, 108))
     assert older.device is None and older.name is None
-    newer = Bench.of(architecture("sm80"), DeviceKind("a GPU elsewhere", 90, 132), "cuda:3")
+    newer = TuningTarget.of(architecture("sm80"), DeviceKind("a GPU elsewhere", 90, 132), "cuda:3")
     assert (newer.device, newer.target, newer.name) == ("cuda:3", "sm_90", "a GPU elsewhere")
     assert newer.arch.processors == 132

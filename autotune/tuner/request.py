@@ -1,7 +1,4 @@
-"""The device and the limits of a tuning run, and the layers that a database lacks.
-
-`autotune tune` and `fused_resnet.tune` both begin here.
-"""
+"""What a tuning run is asked for: problems that belong together, and those of them that a database lacks."""
 
 from __future__ import annotations
 
@@ -10,28 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
-from autotune.core import Architecture, DeviceKind, LibraryError, architecture, cpu_targets, device_arch, of_capability
+from autotune.core import Architecture
 from autotune.families import serving
 from autotune.ir import Conv2dGradientSums, Conv2dStatistics, Network, Problem, TorchCall
 from autotune.libraries import inductor
 from autotune.measure import BUFFERS, THROTTLED, TIMERS, Timing
 from autotune.tuner.options import ONLY, TRIALS
+from autotune.tuner.target import TuningTarget
 from autotune.tuner.trial_queue import RUN_SECONDS
 from tuning_db import DatabaseError, Store
 from tuning_db.schema import Device
 
-INDUCTOR_MODES = {
-    "off": (),
-    inductor.DEFAULT: (inductor.DEFAULT,),
-    inductor.MAX_AUTOTUNE: (inductor.DEFAULT, inductor.MAX_AUTOTUNE),
-}
-"""Choice of the user -> the modes in which Inductor compiles."""
-GPU_SECONDS, CPU_SECONDS = 360.0, 90.0
-"""Seconds of a run for one batch size on a GPU and on a CPU, where the user gives none."""
-UNTIMED_TRIALS = 6
-"""Configs to compile for a problem where nothing can be timed."""
 CLOSE = 1.1
 """A budget that is no more than this many times longer is no reason to compile a network by Inductor once more."""
 
@@ -83,81 +69,6 @@ def network_request(name: str, title: str, network: Network, arch: Architecture)
 
 
 @dataclass(frozen=True)
-class Bench:
-    """The architecture that kernels are compiled for, and the device that times them.
-
-    Attributes:
-        arch: The architecture.
-        target: The compilation target, such as "sm_90".
-        device: The device as its measuring process names it, such as "cuda:0"; None if there is none that runs the
-            kernels.
-        name: Name of the device in databases; None without a device.
-    """
-
-    arch: Architecture
-    target: str
-    device: str | None
-    name: str | None
-
-    @classmethod
-    def of(cls, arch: Architecture, kind: DeviceKind | None, device: str = "cuda:0") -> Bench:
-        """Return the bench for an architecture.
-
-        Args:
-            arch: The architecture.
-            kind: The GPU, or a CPU; None if there is no GPU.
-            device: The GPU as its measuring process names it.
-        """
-        if not arch.is_cuda:
-            kind = kind if kind and kind.capability is None else DeviceKind.of(torch.device("cpu"))
-            return cls(arch, cpu_targets()[0], "cpu", kind.name)
-        if kind is None or (kind.capability or 0) < (arch.capability or 0):
-            return cls(arch, f"sm_{arch.capability}", None, None)
-        return cls(device_arch(arch, kind), f"sm_{kind.capability}", device, kind.name)
-
-    @classmethod
-    def of_device(cls, device: torch.device) -> Bench:
-        """Return the bench for the newest architecture that a device of this machine runs."""
-        kind = DeviceKind.of(device)
-        if kind.capability is None:
-            return cls.of(architecture("cpu"), kind)
-        return cls.of(of_capability(kind.capability), kind, str(torch.empty(0, device=device).device))  # with its index
-
-    @property
-    def trials(self) -> int:
-        """Number of configs to try for a problem, where the user gives none."""
-        if not self.arch.is_cuda:
-            return 32
-        return 160 if self.device else UNTIMED_TRIALS
-
-    @property
-    def budget(self) -> float:
-        """Seconds of a run for one batch size, where the user gives none."""
-        return GPU_SECONDS if self.arch.is_cuda else CPU_SECONDS
-
-
-def inductor_modes(device: str | None, chosen: str | None = None, is_here: bool = True) -> tuple[str, ...]:
-    """Return the modes of Inductor to try.
-
-    Args:
-        device: The device that times; None if nothing is timed.
-        chosen: A key of INDUCTOR_MODES; None for "default", unless the environment variable switches Inductor off.
-        is_here: Whether the device is this machine's; if not, it is not known whether Inductor can compile there, and
-            an attempt that fails is a failed trial.
-
-    Raises:
-        LibraryError: A mode was chosen, and Inductor cannot compile here.
-    """
-    mode = chosen or (inductor.DEFAULT if inductor.is_wanted() else "off")
-    reason = None if device else "nothing is timed"
-    if device and is_here:
-        reason = inductor.why_unavailable(torch.device(device))
-    if reason and chosen and chosen != "off":
-        raise LibraryError(f"--inductor {chosen}: {reason}; give --inductor off")
-    return () if reason else INDUCTOR_MODES[mode]
-
-
-@dataclass(frozen=True)
 class Searched:
     """The limits of a search that tell whether a problem is tuned.
 
@@ -185,31 +96,31 @@ class Searched:
         )
 
 
-def missing(store: Store, bench: Bench, network: Network, searched: Searched) -> TuneRequest | None:
+def missing(store: Store, target: TuningTarget, network: Network, searched: Searched) -> TuneRequest | None:
     """Return the layers of a network that a database lacks for a device; None if it lacks neither layers nor plan.
 
     A layer is tuned once its finalists were timed, which is the end of a run: the layers of an interrupted run are
     missing. So are those that were timed while the device was slowed down. Layers of alternatives that no family serves
     are not. The network as a whole, on torch's operators, is missing until the plan was compared with it.
     """
-    assert bench.name
-    row = store.device(bench.name)
+    assert target.name
+    row = store.device(target.name)
     whole = [layer.problem for layer in network.whole.layers] if network.whole else []
-    request = network_request(network.identity.model, network.key, network, bench.arch)
+    request = network_request(network.identity.model, network.key, network, target.arch)
     layers = [one for one in request.named if one[1] not in whole]
-    named = missing_problems(store, bench, layers, searched)
-    is_planned = bench.arch.is_cuda or bool(whole)
+    named = missing_problems(store, target, layers, searched)
+    is_planned = target.arch.is_cuda or bool(whole)
     if row and not named and (not is_planned or _is_compared(store, row, network, searched)):
         return None
     return replace(request, named=[*named, *(one for one in request.named if one[1] in whole)])
 
 
 def missing_problems(
-    store: Store, bench: Bench, named: Sequence[tuple[str, Problem]], searched: Searched
+    store: Store, target: TuningTarget, named: Sequence[tuple[str, Problem]], searched: Searched
 ) -> list[tuple[str, Problem]]:
     """Return the problems whose finalists a database has not timed on a device after a search like this one."""
-    assert bench.name
-    row = store.device(bench.name)
+    assert target.name
+    row = store.device(target.name)
     return [one for one in named if not (row and _is_tuned(store, row, one[1], searched))]
 
 
