@@ -9,9 +9,6 @@ from typing import NamedTuple, Protocol
 PROMISING = 1.3
 """A kernel whose first launch takes more than this many times the best first launch gets no others. In a tune of
 MobileNetV2 no other launch of such a kernel of sm90_conv2d was a new best."""
-AGAIN = 1.1
-"""A later run goes on with the kernels within this factor of the best first launch. It is less than PROMISING, because
-the times of finalists are those of the finals by then, which differ from those of the trials."""
 
 
 class FirstLaunch(Protocol):

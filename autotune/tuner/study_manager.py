@@ -29,7 +29,6 @@ from autotune.tuner.foreign_kernels import ForeignKernels, kernel_of
 from autotune.tuner.kernel_builder import KernelBuilder
 from autotune.tuner.objectives import objective_values
 from autotune.tuner.options import TunerOptions
-from autotune.tuner.other_launches import AGAIN
 from tuning_db import Store, launch_text, ranking
 from tuning_db.schema import Device, KernelRow, Measurement
 
@@ -48,6 +47,11 @@ NUM_NEAREST = 3
 """Problems whose fastest kernels these are: the most similar ones."""
 MAX_OTHER_PROBLEMS = 32
 """Problems outside the run whose times a study's model knows. The limit keeps the model's fits short."""
+
+AGAIN = 1.1
+"""A later run goes on with the kernels within this factor of the best first launch. It is less than
+other_launches.PROMISING, because the times of finalists are those of the finals by then, which differ from those of the
+trials."""
 
 _Ranking = Sequence[tuple[Kernel, float]]
 """Kernels of a problem with their times in microseconds, the fastest first."""
