@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator
 
 from autotune.families import serving
 from autotune.ir import Problem
-from autotune.tuner.copied_plans import copy_plan
-from autotune.tuner.kernel_trials import POLL_SECONDS
-from autotune.tuner.network_tuner import record_copied_plan
+from autotune.tuner.plan import copy_plan, record_copied_plan
 from autotune.tuner.run_context import RunContext
+from autotune.tuner.trials import POLL_SECONDS
 
 OPERATORS_SHARE = 0.3
 """Share of the search's time in which PyTorch's operators are timed, before anything else."""

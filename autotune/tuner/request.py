@@ -14,7 +14,7 @@ from autotune.libraries import inductor
 from autotune.measure import BUFFERS, THROTTLED, TIMERS, Timing
 from autotune.tuner.options import ONLY, TRIALS
 from autotune.tuner.target import TuningTarget
-from autotune.tuner.trial_queue import RUN_SECONDS
+from autotune.tuner.trials import RUN_SECONDS
 from tuning_db import DatabaseError, Store
 from tuning_db.schema import Device
 

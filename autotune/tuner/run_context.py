@@ -9,19 +9,17 @@ from dataclasses import dataclass, field
 from autotune.core import Deadline
 from autotune.ir import Network, Problem
 from autotune.measure import Worker
-from autotune.tuner.background_pool import BackgroundPool, is_tried_apart
-from autotune.tuner.copied_plans import CopiedPlan
-from autotune.tuner.device_queues import DeviceQueues
 from autotune.tuner.foreign_kernels import ForeignKernels
 from autotune.tuner.kernel_builder import KernelBuilder
 from autotune.tuner.layer_weights import LayerWeights
 from autotune.tuner.library_candidates import LibraryCandidates, operator_rows
 from autotune.tuner.options import TunerOptions
 from autotune.tuner.phases import Phases
+from autotune.tuner.plan import CopiedPlan
 from autotune.tuner.progress import Progress
 from autotune.tuner.study_manager import StudyManager
 from autotune.tuner.time_breakdown import TimeBreakdown
-from autotune.tuner.trial_queue import WantedTrial
+from autotune.tuner.trials import BackgroundPool, DeviceQueues, WantedTrial, is_tried_apart
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from autotune.families import Kernel
 from autotune.search import Schedule, is_large
-from autotune.tuner.kernel_trials import KernelTrials
-from autotune.tuner.library_trials import LibraryTrials
 from autotune.tuner.run_context import RunContext
 from autotune.tuner.search_loop import SearchLoop
+from autotune.tuner.trials import KernelTrials, LibraryTrials
 
 LISTING_SHARE = 0.1
 """Share of the run in which a search that has ended waits for the rest of cuDNN's plans."""

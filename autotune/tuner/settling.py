@@ -12,12 +12,11 @@ from autotune.codegen import POLL_SECONDS
 from autotune.core import Deadline, OutOfTimeError
 from autotune.ir import Network
 from autotune.measure import Worker
-from autotune.tuner.background_pool import is_tried_last
-from autotune.tuner.network_tuner import COMPARISON_SECONDS, COMPARISON_SHARE, Rivals, tune_network_plan
 from autotune.tuner.phases import SETTLING
+from autotune.tuner.plan import COMPARISON_SECONDS, COMPARISON_SHARE, Rivals, tune_network_plan
 from autotune.tuner.run_context import RunContext
 from autotune.tuner.threads import stop_until_done
-from autotune.tuner.trial_queue import WantedTrial, record_unfinished
+from autotune.tuner.trials import WantedTrial, is_tried_last, record_unfinished
 from tuning_db import Store
 
 COMPILING_SHARE = 0.2

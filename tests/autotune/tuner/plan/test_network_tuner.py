@@ -16,8 +16,8 @@ from autotune.ir import INPUT, OUTPUT, Network, NetworkKey, with_batch
 from autotune.libraries.cudnn_names import FAMILY, KIND
 from autotune.measure import Result, Worker
 from autotune.runtime.selection import select
-from autotune.tuner.copied_plans import CopiedPlan
-from autotune.tuner.network_tuner import record_copied_plan, tune_network_plan
+from autotune.tuner.plan.copied_plans import CopiedPlan
+from autotune.tuner.plan.network_tuner import record_copied_plan, tune_network_plan
 from fused_resnet.networks.se_resnet9_fixup_layers import network as seed_network
 from tuning_db import Store
 

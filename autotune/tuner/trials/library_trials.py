@@ -7,10 +7,10 @@ import heapq
 from autotune.core import Deadline
 from autotune.ir import Problem
 from autotune.libraries import aten
-from autotune.tuner.device_queues import DeviceQueues
 from autotune.tuner.library_candidates import LibraryCandidates
 from autotune.tuner.progress import Progress
-from autotune.tuner.trial_queue import WantedTrial
+from autotune.tuner.trials.device_queues import DeviceQueues
+from autotune.tuner.trials.trial_queue import WantedTrial
 from tuning_db.schema import KernelRow
 
 

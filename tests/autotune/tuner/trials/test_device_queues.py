@@ -15,10 +15,10 @@ from autotune.core.faults import Fault
 from autotune.ir import parse
 from autotune.measure import ChildProcess, Worker
 from autotune.tuner import Progress, TimeBreakdown
-from autotune.tuner.device_queues import DeviceQueues
 from autotune.tuner.library_candidates import operator_rows
 from autotune.tuner.time_breakdown import IDLE
-from autotune.tuner.trial_queue import WantedTrial
+from autotune.tuner.trials.device_queues import DeviceQueues
+from autotune.tuner.trials.trial_queue import WantedTrial
 
 pytestmark = pytest.mark.process
 

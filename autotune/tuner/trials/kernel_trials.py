@@ -11,11 +11,11 @@ from autotune.families import Kernel
 from autotune.ir import Problem
 from autotune.measure import Result
 from autotune.search import SpaceStudy
-from autotune.tuner.device_queues import DeviceQueues
 from autotune.tuner.kernel_builder import KernelBuilder
-from autotune.tuner.other_launches import OtherLaunches
 from autotune.tuner.study_manager import StudyManager
-from autotune.tuner.trial_queue import WantedTrial
+from autotune.tuner.trials.device_queues import DeviceQueues
+from autotune.tuner.trials.other_launches import OtherLaunches
+from autotune.tuner.trials.trial_queue import WantedTrial
 from tuning_db.schema import Device
 
 POLL_SECONDS = 0.05

@@ -14,10 +14,9 @@ from autotune.core import Deadline
 from autotune.ir import Network
 from autotune.libraries import cudnn_names
 from autotune.runtime import plan_for_other_batch
-from autotune.tuner.device_queues import DeviceQueues
 from autotune.tuner.foreign_kernels import ForeignKernels
 from autotune.tuner.kernel_builder import KernelBuilder
-from autotune.tuner.trial_queue import WantedTrial
+from autotune.tuner.trials import DeviceQueues, WantedTrial
 from tuning_db import Store
 from tuning_db.schema import Device
 

@@ -12,8 +12,8 @@ from two_layer_network import NETWORK
 from autotune.core import Deadline, OutOfTimeError, device_name
 from autotune.ir import INPUT, OUTPUT, Layer, Network, NetworkKey, parse
 from autotune.measure import Result
-from autotune.tuner.network_tuner import tune_network_plan
-from autotune.tuner.plan_descent import MAX_TIME_RATIO
+from autotune.tuner.plan.network_tuner import tune_network_plan
+from autotune.tuner.plan.plan_descent import MAX_TIME_RATIO
 from tuning_db import Store
 
 DEEP, KINDS, KERNELS = 250, 40, 4

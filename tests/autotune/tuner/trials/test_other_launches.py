@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.tuner.other_launches import PROMISING, OtherLaunches
+from autotune.tuner.trials.other_launches import PROMISING, OtherLaunches
 
 
 @pytest.fixture

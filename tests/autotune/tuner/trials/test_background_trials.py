@@ -10,9 +10,9 @@ from autotune.core import Deadline
 from autotune.ir import parse
 from autotune.measure import Worker
 from autotune.tuner import Progress
-from autotune.tuner.background_trials import BackgroundTrials
 from autotune.tuner.library_candidates import operator_rows
-from autotune.tuner.trial_queue import RUN_SECONDS, WantedTrial
+from autotune.tuner.trials.background_trials import BackgroundTrials
+from autotune.tuner.trials.trial_queue import RUN_SECONDS, WantedTrial
 from tuning_db import Store
 
 pytestmark = pytest.mark.process

@@ -25,7 +25,7 @@ from autotune.ir import (
 from autotune.measure import Result
 from autotune.runtime.selection import select
 from autotune.tuner import outcome_text
-from autotune.tuner.network_tuner import Rivals, tune_network_plan
+from autotune.tuner.plan.network_tuner import Rivals, tune_network_plan
 from autotune_cli.tune_summary import plan_text
 
 CALL = TorchCall(

@@ -11,8 +11,8 @@ from autotune.core import timeline
 from autotune.ir import Network, NetworkKey
 from autotune.measure import THROTTLED, LayerAssignment, Result
 from autotune.runtime import activation_places
-from autotune.tuner.plan_candidates import Known, KnownCandidate, candidates_of
-from autotune.tuner.plan_moves import PlanState
+from autotune.tuner.plan.plan_candidates import Known, KnownCandidate, candidates_of
+from autotune.tuner.plan.plan_moves import PlanState
 from tuning_db import Store
 from tuning_db.plan_choices import plan_choice
 from tuning_db.schema import Device, PlanRow

@@ -17,7 +17,7 @@ from autotune.measure import Worker
 from autotune.tuner.progress import Progress
 from autotune.tuner.threads import stop_until_done
 from autotune.tuner.time_breakdown import TimeBreakdown
-from autotune.tuner.trial_queue import TrialQueue, WantedTrial, known_times, record_unfinished
+from autotune.tuner.trials.trial_queue import TrialQueue, WantedTrial, known_times, record_unfinished
 from tuning_db import Store
 from tuning_db.schema import Device
 

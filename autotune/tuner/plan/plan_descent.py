@@ -21,7 +21,7 @@ from autotune.core import NEVER, Deadline, ProblemError
 from autotune.ir import Layer, Network, Problem
 from autotune.measure import Result, Worker
 from autotune.runtime import Candidate
-from autotune.tuner.plan_moves import Move, PlanState, Reorder, SwapKernel, TakeAlternative
+from autotune.tuner.plan.plan_moves import Move, PlanState, Reorder, SwapKernel, TakeAlternative
 
 KEPT_CANDIDATES = 4
 """Candidates of a layer that sweeps after the first one try: the fastest in the network."""

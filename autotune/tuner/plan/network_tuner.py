@@ -19,11 +19,11 @@ from autotune.core import NEVER, Deadline
 from autotune.ir import WHOLE, Network
 from autotune.measure import LayerAssignment, Result, Worker
 from autotune.runtime import Candidate, faster_alternatives
-from autotune.tuner.copied_plans import CopiedPlan
-from autotune.tuner.plan_candidates import Known, known_candidates, plan_in_use
-from autotune.tuner.plan_descent import ROUNDS, PlanDescent, PlanTimer
-from autotune.tuner.plan_moves import PlanState
-from autotune.tuner.plan_recorder import PlanRecorder
+from autotune.tuner.plan.copied_plans import CopiedPlan
+from autotune.tuner.plan.plan_candidates import Known, known_candidates, plan_in_use
+from autotune.tuner.plan.plan_descent import ROUNDS, PlanDescent, PlanTimer
+from autotune.tuner.plan.plan_moves import PlanState
+from autotune.tuner.plan.plan_recorder import PlanRecorder
 from tuning_db import Store
 from tuning_db.schema import Device, PlanRow
 

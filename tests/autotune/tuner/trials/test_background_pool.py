@@ -9,7 +9,7 @@ from processes import HANG
 from autotune.core import Deadline, architecture
 from autotune.measure import Worker
 from autotune.tuner import Progress, TunerOptions
-from autotune.tuner.background_pool import BackgroundPool, is_whole, num_cores, workers_beside
+from autotune.tuner.trials.background_pool import BackgroundPool, is_whole, num_cores, workers_beside
 from fused_resnet.capture import capture
 from tuning_db import Store
 

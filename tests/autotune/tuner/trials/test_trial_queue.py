@@ -8,7 +8,7 @@ import pytest
 from autotune.ir import parse
 from autotune.measure import Result
 from autotune.tuner import Progress, TimeBreakdown
-from autotune.tuner.trial_queue import TrialQueue, WantedTrial
+from autotune.tuner.trials.trial_queue import TrialQueue, WantedTrial
 from tuning_db.store import CLAIMS
 
 PROBLEM = parse("gemm m=64 n=64 k=64 dtype=f16")
@@ -57,7 +57,7 @@ class Device:
 def slow(monkeypatch):
     """A device whose results take nearly as long to record as they took to measure, and its trials."""
     made = lambda store, row, launch: SimpleNamespace(launch=launch)  # noqa: E731
-    monkeypatch.setattr("autotune.tuner.trial_queue.candidate", made)
+    monkeypatch.setattr("autotune.tuner.trials.trial_queue.candidate", made)
     device = Device(0.9 * TRIAL)
     return device, TrialQueue(device, device, device, TimeBreakdown(), Progress(), {})
 
