@@ -2,12 +2,11 @@
 
 from autotune.tuner.foreign_kernels import ForeignKernels, kernel_of
 from autotune.tuner.library_candidates import LibraryCandidates
-from autotune.tuner.line_progress import LineProgress
 from autotune.tuner.machines import DeviceGroup, Machines, MeasuringDevice, cores_apart, device_groups, local_devices
 from autotune.tuner.objectives import DEFAULT_OBJECTIVES, OBJECTIVES
 from autotune.tuner.options import TunerOptions
 from autotune.tuner.phases import PREPARATION, PhaseTime
-from autotune.tuner.progress import Progress
+from autotune.tuner.progress import LineProgress, Progress, TracedProgress
 from autotune.tuner.report import (
     Failure,
     LayerWinner,
@@ -34,7 +33,6 @@ from autotune.tuner.simulator import MIN_CONFIGS, Replay, ReplayPoint, replay
 from autotune.tuner.target import INDUCTOR_MODES, TuningTarget, inductor_modes
 from autotune.tuner.threads import start_in_background
 from autotune.tuner.time_breakdown import RECORD, WAIT, TimeBreakdown
-from autotune.tuner.traced_progress import TracedProgress
 from autotune.tuner.tuner import Tuner
 
 __all__ = [

@@ -1,11 +1,56 @@
-"""Events of a run that are passed on, and what the trace has of them."""
+"""Progress as lines and in the trace of a run: on a terminal the counts rewrite one line, elsewhere each line stays."""
 
 import inspect
+import io
 
+import pytest
 import trace_events
 
 from autotune.core import timeline
-from autotune.tuner import Progress, TracedProgress
+from autotune.tuner import LineProgress, Progress, TracedProgress, progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def written(stream, monkeypatch):
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "REWRITE_SECONDS", 0.0)
+    with LineProgress("title", stream) as shown:
+        shown.total(2)
+        shown.stage("searching")
+        shown.compiling(3)
+        shown.compiled(3, 1)
+        shown.measured("a", 5, 1.0)
+        shown.done("a")
+        shown.end("done")
+    return stream.getvalue()
+
+
+def test_a_log_gets_plain_lines(monkeypatch):
+    lines = written(io.StringIO(), monkeypatch).splitlines()
+    assert lines[0] == "title" and lines[-1].endswith("s  done")
+    assert lines[-2].endswith("searching: 3 of 3 kernels compiled, 5 candidates tried, 1 of 2 problems tuned")
+    assert not any("\r" in line for line in lines)
+
+
+def test_a_terminal_gets_one_line_of_counts(monkeypatch):
+    lines = written(Terminal(), monkeypatch).split("\n")
+    assert [line.split("\r")[-1].split("  ")[-1] for line in lines] == ["title", "searching", "done", ""]
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_counts_are_written_seldom(stream):
+    kept = stream()
+    with LineProgress("title", kept) as shown:
+        for _ in range(1000):
+            shown.compiling(1)
+    assert kept.getvalue() == "title\n"
+
+
+# -- in the trace ------------------------------------------------------------------------------------------------------
 
 EVENTS = {
     "stage": ("searching",),
