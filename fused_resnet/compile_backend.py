@@ -21,7 +21,8 @@ import torch
 from torch import fx
 
 from autotune.core import AutotuneError, CaptureError, in_one_line, require_one_of
-from autotune.ir import BYTE_PRECISIONS, Network, ToChannelsLast, TorchCall
+from autotune.ir import BYTE_PRECISIONS, Network
+from autotune.ir.operators import ToChannelsLast, TorchCall
 from autotune.runtime.engine import same_objects
 from fused_resnet.dynamo_graph import Unlifted, unlift
 from fused_resnet.inductor_backend import by_inductor
@@ -198,7 +199,7 @@ def _training_step(graph_module: fx.GraphModule, example_inputs: Sequence[Any], 
             warnings.warn(
                 f"of the {num_all} convolutions of a training step, gradients counted, {num_solved} run on the kernels "
                 f"of {options.database} and the others on torch's: tune them with options={{'tune': 'missing'}} or "
-                "scripts/tune.py --train, unless torch's are faster",
+                "`autotune tune --train`, unless torch's are faster",
                 stacklevel=3,
             )
     return compile_step(graph_module, example_inputs, winners, device, options.graph, options.direct_gradients)

@@ -92,7 +92,7 @@ class Explanation:
             lines = [line[:1] + line[2:] for line in lines]
         table = format_table(lines, left=range(4 if mixed else 3))
         if self.network_us is None and not any(row.expected_us for row in self.rows):
-            table.append("nothing is tuned for such inputs: fused_resnet.tune or scripts/tune.py does")
+            table.append("nothing is tuned for such inputs: fused_resnet.tune or `autotune tune` does")
         if self.network_us is not None:
             table.append(f"the whole network, timed as one: {self.network_us:.1f} us")
             table.append(self._compared())

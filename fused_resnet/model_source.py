@@ -221,7 +221,7 @@ class Captured:
         check_precision(precision, calibration)
         module = copy_of(model)
         activation.replace(module, replace)
-        module.eval()  # the replacements; `copy_of` refused any other part in training mode
+        module.eval()  # only replacements can be in training mode here: `copy_of` refuses such models
         if calibration is None or isinstance(calibration, Mapping):
             return cls(module, name, precision, calibration)
         assert precision

@@ -60,8 +60,8 @@ class FusedResNet(nn.Module):
     call_cache.py the states that an input goes through.
 
     Args:
-        tuning_db: Path or URL of a database made by scripts/tune.py.
-        model: Name of the network, as in scripts/tune.py; `from_model` takes any module.
+        tuning_db: Path or URL of a database made by `autotune tune`.
+        model: Name of the network, as in `autotune tune`; `from_model` takes any module.
         in_channels: Number of channels of the input.
         graph: On a GPU, replay the network as a CUDA graph.
         plans: Number of plans to keep, one for each input shape and, on a GPU, stream; the most recently used stay.
@@ -100,7 +100,7 @@ class FusedResNet(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(tuning_db, str | os.PathLike):
-            raise InputError(f"tuning_db is {tuning_db!r}: give the path or URL of a database made by scripts/tune.py")
+            raise InputError(f"tuning_db is {tuning_db!r}: give the path or URL of a database made by `autotune tune`")
         self.tuning_db, self.trusted_keys = os.fspath(tuning_db), public_keys(trusted_keys)
         with self._database():
             pass  # a database that cannot be read raises here rather than at the first call
@@ -146,7 +146,7 @@ class FusedResNet(nn.Module):
 
         Args:
             model: The module, in eval mode; it is copied, not changed.
-            tuning_db: Path or URL of a database made by scripts/tune.py.
+            tuning_db: Path or URL of a database made by `autotune tune`.
             replace: Replacement for each submodule whose path matches a pattern (`*` matches any text): a module, or
                 `fused_resnet.Activation` for an epilogue step of your own.
             name: Name of the model in messages; its class name by default.

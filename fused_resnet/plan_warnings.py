@@ -100,7 +100,7 @@ def _advice(network: Network, device: torch.device, model: str, precision: str |
     sample = _sample(network)
     size = f" --input {sample[0].replace('x', ',')}" if len(sample) == 1 and model not in MODELS else ""
     return (
-        f"tune it with fused_resnet.tune or scripts/tune.py --batch {network.batch}{size}"
+        f"tune it with fused_resnet.tune or `autotune tune --batch {network.batch}{size}`"
         + f" --precision {precision}" * bool(precision)
     )
 

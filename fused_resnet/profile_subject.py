@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.profiler import record_function
 
-from autotune.families import family
+from autotune.families import families
 from autotune.profiling import KERNEL, MODULE, Subject
 from autotune.runtime import BoundLayer
 from fused_resnet import FusedResNet
@@ -54,6 +54,6 @@ def _about(bound: BoundLayer) -> dict[str, Any]:
         "flops": problem.flops,
         "bytes": problem.bytes,
     }
-    if bound.step.kernel:
-        about["template"] = f"templates/{family(candidate.family).template}"
+    if bound.step.kernel and (found := families().get(candidate.family)):  # None if this version does not have it
+        about["template"] = f"templates/{found.template}"
     return about

@@ -132,7 +132,7 @@ def explain_step(
         if not winners.trains(inputs[0].device):
             raise InputError(
                 f"{winners.database} has no kernel for a weight gradient, so that the plain network runs in "
-                "training mode: tune one with scripts/tune.py --train"
+                "training mode: tune one with `autotune tune --train`"
             )
         return _explained(model._plain, inputs, winners)
     return _explained(model, inputs, Winners(database(tuning_db)))

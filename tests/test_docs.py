@@ -10,12 +10,21 @@ import sys
 import pytest
 from repository import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+from autotune_cli import reference_pages
+
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "benchmarks" / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 LINK = re.compile(r"\]\((?!https?:)([\w./-]*)(?:#([\w-]+))?\)")
 
 
-def anchors(text):
-    """The names that a page can be entered at, as GitHub makes them from headings."""
+@functools.cache
+def anchors(path):
+    """The names that a page of the site can be entered at, as GitHub makes them from headings."""
+    text = reference_pages.refreshed(path.read_text())
     headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
     made = (re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings)
     return {*made, *re.findall(r'<a name="([^"]+)">', text)}
@@ -82,10 +91,32 @@ def test_every_link_leads_somewhere(page):
     for path, anchor in LINK.findall(text):
         target = page.parent / path if path else page
         assert target.exists(), f"{path} is missing"
-        assert not anchor or anchor in anchors(target.read_text()), f"{target.name} has no #{anchor}"
+        assert not anchor or anchor in anchors(target.resolve()), f"{target.name} has no #{anchor}"
 
 
 def test_every_page_is_in_the_navigation():
     known = (ROOT / "mkdocs.yml").read_text()
     docs = ROOT / "docs"
     assert not [page for page in sorted(docs.rglob("*.md")) if f"{page.relative_to(docs)}" not in known]
+
+
+def test_the_ways_of_the_architecture_name_files_that_exist():
+    text = (ROOT / "docs" / "internals" / "architecture.md").read_text()
+    rows = re.findall(r"^\| \d+ \| (.*?) \|", text, re.MULTILINE)
+    named = 0
+    for row in rows:
+        for word in re.findall(r"`([^`]+)`", row):
+            if word.endswith("/"):
+                folder = ROOT / word
+            else:
+                assert (folder / word).is_file(), f"{folder.relative_to(ROOT)}/{word} is missing"
+                named += 1
+    assert len(rows) > 20 and named > 100
+
+
+EXPERIMENTS = sorted((ROOT / "docs" / "experiments").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", EXPERIMENTS, ids=lambda page: page.name)
+def test_a_page_of_experiments_has_at_most_80_lines(page):
+    assert len(page.read_text().splitlines()) <= 80

@@ -145,7 +145,7 @@ def test_all_doors_request_the_same(name, empty_db):
 STARTED = {"Tuner", "TunerOptions"}
 STARTS = {
     "fused_resnet/runs.py",
-    "scripts/autotune_cli/commands/bench_tuning.py",  # a benchmark of the search
+    "benchmarks/programs/bench_tuning.py",  # a benchmark of the search
 }
 """The modules that make a Tuner."""
 
@@ -161,7 +161,11 @@ def constructed(path):
 
 
 def test_one_module_starts_runs():
-    sources = [path for folder in ("autotune", "fused_resnet", "scripts") for path in (ROOT / folder).rglob("*.py")]
+    sources = [
+        path
+        for folder in ("autotune", "fused_resnet", "scripts", "benchmarks")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
     found = {str(path.relative_to(ROOT)) for path in sources if STARTED & constructed(path)}
     assert found == STARTS
 

@@ -21,8 +21,7 @@ APPLICATION_ID = 0x6B746462
 SCHEMA_VERSION = 4
 """Counts the changes of tuning_db/schema.py; a file keeps it as SQLite's user_version, a server in a table.
 
-1: as first published. 2: environments, times of recording, claims. 3: names of launch values.
-4: digests of rows, signatures. tuning_db/migration.py upgrades older files."""
+A file of another schema is refused."""
 
 _SERVERS = ("postgresql:", "postgresql+")
 
@@ -50,21 +49,19 @@ def file_of(where: Location) -> Path:
     return Path(where)
 
 
-def check(path: Path) -> int:
-    """Return the schema version of a file to read; raises DatabaseError if there is no file, or no table in it."""
+def check(path: Path) -> None:
+    """Raise DatabaseError if a file to read is no database of this schema, or if there is no file or no table in it."""
     if not path.exists():
-        raise DatabaseError(f"no tuning database at {path}: make one with scripts/tune.py --db {path}")
-    version = schema_of(path)
-    if version is None:
-        raise DatabaseError(f"{path} is empty: tuning was stopped before it began; run scripts/tune.py --db {path}")
-    return version
+        raise DatabaseError(f"no tuning database at {path}: make one with `autotune tune --db {path}`")
+    if not has_tables(path):
+        raise DatabaseError(f"{path} is empty: tuning was stopped before it began; run `autotune tune --db {path}`")
 
 
-def schema_of(path: Path) -> int | None:
-    """Return the schema version of a tuning database; None for an SQLite file without tables, such as an empty file.
+def has_tables(path: Path) -> bool:
+    """Return whether a file is a tuning database; False for an SQLite file without tables, such as an empty file.
 
     Raises:
-        DatabaseError: For any other file, a directory, and a newer schema.
+        DatabaseError: For any other file, a directory, and another schema.
     """
     if not path.is_file():
         kind = "a directory" if path.is_dir() else "not a regular file"
@@ -75,7 +72,7 @@ def schema_of(path: Path) -> int | None:
     except OSError as error:
         raise DatabaseError(f"cannot read {path}: {error.strerror}") from error
     if not header:
-        return None
+        return False
     if header != b"SQLite format 3\0":
         raise DatabaseError(f"{path} is not a tuning database: it is not an SQLite file")
     with explained(str(path)), closing(connect(path)) as connection:
@@ -84,14 +81,23 @@ def schema_of(path: Path) -> int | None:
         version = int(connection.execute("PRAGMA user_version").fetchone()[0])
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if not application and not tables:
-        return None
+        return False
     if application != APPLICATION_ID:
         raise DatabaseError(f"{path} is an SQLite file, but not a tuning database")
-    if version > SCHEMA_VERSION:
-        raise DatabaseError(
-            f"{path} has schema {version}, newer than the {SCHEMA_VERSION} that this version reads: upgrade the package"
-        )
-    return version
+    check_schema(path, version)
+    return True
+
+
+def check_schema(path: Path, version: int) -> None:
+    """Raise DatabaseError for a file whose schema is not the one that this version reads and writes."""
+    if version == SCHEMA_VERSION:
+        return
+    newer = version > SCHEMA_VERSION
+    what = "upgrade the package" if newer else "tune again into a new file with scripts/tune.py --db NEW.db"
+    raise DatabaseError(
+        f"{path} has schema {version}, {'newer' if newer else 'older'} than the {SCHEMA_VERSION} that this version "
+        f"reads: {what}"
+    )
 
 
 def connect(path: Path) -> sqlite3.Connection:

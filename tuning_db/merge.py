@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from tuning_db import row_digests
 from tuning_db.errors import DatabaseError
 from tuning_db.schema import Base
 from tuning_db.snapshot import (
@@ -121,10 +120,6 @@ class _Merge:
                     row["source"] = key[-1]
                     other = known.get(natural_key("kernel", row))
                 other = compiled.get(key, other)
-            if other and row["launch_names"] and not other["launch_names"]:
-                named = {**other, "launch_names": row["launch_names"]}
-                digest = row_digests.kernel(named, libraries_here.get(other["library_id"]))
-                self._update("kernel", other["id"], {"launch_names": row["launch_names"], "digest": digest})
             if library is None or (other and other["library_id"]):
                 self._match_or_add("kernel", row, other)
                 continue

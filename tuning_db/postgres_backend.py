@@ -61,7 +61,7 @@ def engine_to_read(address: str) -> sa.Engine:
     with explained(name, sa.exc.DBAPIError), engine.connect() as connection:
         version = _version(connection)
     if version is None:
-        raise DatabaseError(f"no tuning database at {name}: make one with scripts/tune.py --db {name}")
+        raise DatabaseError(f"no tuning database at {name}: make one with `autotune tune --db {name}`")
     _check(name, version)
     return engine
 

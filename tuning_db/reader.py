@@ -1,9 +1,7 @@
 """Reads the rows that running a network needs, with plain sqlite3: importing SQLAlchemy would delay the first result.
 
-tuning_db/schema.py defines the tables. Every schema so far has all columns that are read here, except the names of
-launch values, which are derived from the recorded launches in files of older schemas, and the digests of rows, without
-which rows are only decoded. In a file of the present schema each row must have the digest that was stored with it;
-where keys are given, the digest must be one that they signed.
+tuning_db/schema.py defines the tables. Each row must have the digest that was stored with it; where keys are given, the
+digest must be one that they signed.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from tuning_db import file_lock, row_digests
 from tuning_db.blob import decompress
 from tuning_db.errors import DatabaseError, explained
-from tuning_db.launch import NAMES_SINCE, RECORDED_NAMES
 from tuning_db.location import Location, check, connect, is_address, is_remote
 from tuning_db.origin import Origin
 from tuning_db.ranking import ranked
@@ -38,6 +35,10 @@ KINDS = ("device_image", "shared_library", "cudnn_plan")
 
 _INT32 = 2**31
 """Launch values are passed to kernels as 32-bit integers."""
+
+_MEASUREMENTS = "m.id, m.digest, m.kernel_id, m.launch, m.status, m.median_us, m.final, m.details FROM measurement m"
+_PLANS = "p.id, p.digest, p.network, p.median_us, p.choices, p.details FROM plan p"
+"""SQL of the columns that are read of a row, its digest among them."""
 
 
 class _Device(NamedTuple):
@@ -94,20 +95,11 @@ class Reader:
         path: The file.
         keys: Public keys (signature.py), one of which must have signed the database; without any it may be unsigned.
         name: Name of the database in messages; the path by default.
-
-    Attributes:
-        has_digests: Whether each row has a digest, with which it is compared; rows of older schemas have none.
     """
 
     def __init__(self, path: Path, keys: Sequence[str] = (), name: str = "") -> None:
         self.name, self._path = name or str(path), path
-        version = check(path)
-        self._names = "k.launch_names" if version >= NAMES_SINCE else RECORDED_NAMES.format(kernel="k")
-        self.has_digests = version >= row_digests.SINCE
-        own = self._digest
-        self._measurements = f"""
-            m.id, {own("m")}, m.kernel_id, m.launch, m.status, m.median_us, m.final, m.details FROM measurement m"""
-        self._plans = f"p.id, {own('p')}, p.network, p.median_us, p.choices, p.details FROM plan p"
+        check(path)
         self._kernels: dict[int, _Kernel] = {}
         self._signed: frozenset[str] | None = None
         self._connection = connect(path)
@@ -148,13 +140,13 @@ class Reader:
 
     def plan(self, device: protocols.Device, network: str) -> _Plan | None:
         """Return the newest plan of a network on a device; None if there is none."""
-        newest = f"SELECT {self._plans} WHERE p.device_id = ? AND p.network = ? ORDER BY p.id DESC LIMIT 1"
+        newest = f"SELECT {_PLANS} WHERE p.device_id = ? AND p.network = ? ORDER BY p.id DESC LIMIT 1"
         return next((self._plan(device, *row) for row in self._rows(newest, device.id, network)), None)
 
     def planned(self, device: protocols.Device) -> list[str]:
         """Return the networks that have a plan on a device, in the order of their newest plans."""
         newest = "SELECT max(id) FROM plan WHERE device_id = ? GROUP BY network"
-        rows = self._rows(f"SELECT {self._plans} WHERE p.id IN ({newest}) ORDER BY p.id", device.id)
+        rows = self._rows(f"SELECT {_PLANS} WHERE p.id IN ({newest}) ORDER BY p.id", device.id)
         for row in rows:
             self._plan(device, *row)
         return [network for _, _, network, *_ in rows]
@@ -183,10 +175,6 @@ class Reader:
 
     def content(self) -> Content:
         """Return all that a signature covers."""
-        if not self.has_digests:
-            raise DatabaseError(
-                f"{self.name} has an older schema, whose rows have no digests to sign: db.py merge it into a new file"
-            )
         kernels, measurements, plans = (
             [str(digest) for (digest,) in self._rows(f"SELECT digest FROM {table} ORDER BY id")]
             for table in ("kernel", "measurement", "plan")
@@ -208,11 +196,11 @@ class Reader:
             self._unpacked(library)
         devices, measurements, plans = {row.id: row for row in self._devices}, 0, 0
         texts = dict(self._rows("SELECT id, text FROM problem"))
-        for device_id, problem_id, *row in self._rows(f"SELECT m.device_id, m.problem_id, {self._measurements}"):
+        for device_id, problem_id, *row in self._rows(f"SELECT m.device_id, m.problem_id, {_MEASUREMENTS}"):
             self._checked("measurement", row[0], lambda: (devices[device_id], texts[problem_id]))  # noqa: B023
             self._measurement(devices[device_id], texts[problem_id], *row)
             measurements += 1
-        for device_id, *row in self._rows(f"SELECT p.device_id, {self._plans}"):
+        for device_id, *row in self._rows(f"SELECT p.device_id, {_PLANS}"):
             self._plan(self._checked("plan", row[0], lambda: devices[device_id]), *row)  # noqa: B023
             plans += 1
         return {
@@ -245,7 +233,7 @@ class Reader:
     def _measured(self, device: protocols.Device, problem: str, condition: str) -> list[_Measurement]:
         """Return measurements of a problem on a device."""
         where = "WHERE m.device_id = ? AND m.problem_id = (SELECT id FROM problem WHERE text = ?)"
-        rows = self._rows(f"SELECT {self._measurements} {where} {condition}", device.id, problem)
+        rows = self._rows(f"SELECT {_MEASUREMENTS} {where} {condition}", device.id, problem)
         return [self._measurement(device, problem, *row) for row in rows]
 
     def _measurement(
@@ -291,9 +279,9 @@ class Reader:
         return self._whole("plan", number, stored, made)
 
     def _read_kernel(self, kernel_id: int) -> _Kernel:
-        query = f"""
-            SELECT {self._digest("k")}, k.id, k.family, k.config, k.dtype, k.epilogue, k.target, k.symbol,
-                k.weight_layouts, {self._names}, k.library_id, l.id, l.digest, l.kind, l.target, l.size
+        query = """
+            SELECT k.digest, k.id, k.family, k.config, k.dtype, k.epilogue, k.target, k.symbol,
+                k.weight_layouts, k.launch_names, k.library_id, l.id, l.digest, l.kind, l.target, l.size
             FROM kernel k LEFT JOIN library l ON l.id = k.library_id WHERE k.id = ?"""
         rows = self._rows(query, kernel_id)
         if not rows:
@@ -308,10 +296,6 @@ class Reader:
 
         return self._whole("kernel", kernel_id, stored, made)
 
-    def _digest(self, table: str) -> str:
-        """Return the SQL of a row's digest: NULL in a file of an older schema."""
-        return f"{table}.digest" if self.has_digests else "NULL"
-
     def _whole(self, table: str, number: int, stored: str | None, make: Callable[[], tuple[Made, str]]) -> Made:
         """Return a row that `make` decodes, after comparing its digest with the one stored, and with those signed.
 
@@ -319,7 +303,7 @@ class Reader:
         """
         row, digest = self._checked(table, number, make)
         signed = self._signed is None or digest in self._signed
-        if self.has_digests and not (signed and digest == stored):
+        if not (signed and digest == stored):
             raise row_digests.damaged(self.name, table, number)
         return row
 
@@ -332,15 +316,14 @@ class Reader:
 
     def _signed_digests(self, keys: Sequence[str]) -> frozenset[str]:
         """Return the digests of rows that one of the keys signed; raises DatabaseError without such a signature."""
-        content = self.content() if self.has_digests else None
-        signatures = dict(self._rows("SELECT key, value FROM signature")) if content else {}
-        if content and is_signed(content, signatures, keys):
+        content, signatures = self.content(), dict(self._rows("SELECT key, value FROM signature"))
+        if is_signed(content, signatures, keys):
             return content.digests
         known = ", ".join(sorted(map(str, signatures))) or "nobody"
         why = "it was changed after it was signed" if any(key in signatures for key in keys) else f"{known} signed it"
         raise DatabaseError(
             f"{self.name} has no valid signature by a key that you trust: {why}; get the signed file, or sign it with "
-            f"db.py sign, or name another key in trusted_keys or {TRUSTED}"
+            f"`autotune db sign`, or name another key in trusted_keys or {TRUSTED}"
         )
 
     def _rows(self, query: str, *values: object) -> list[Any]:
@@ -418,7 +401,8 @@ def open_reader(
         return Reader(Path(where), keys)
     if keys:
         raise DatabaseError(
-            f"a database on a server has no signature: db.py pack it into a file and sign that, or do not set {TRUSTED}"
+            f"a database on a server has no signature: pack it into a file by `autotune db pack` and sign that, "
+            f"or do not set {TRUSTED}"
         )
     from tuning_db.store import Store
 

@@ -25,9 +25,6 @@ from tuning_db.launch import launch_text
 
 Row = Mapping[str, Any]
 
-SINCE = 4
-"""The schema from which on rows have digests."""
-
 KERNEL = ("family", "config", "dtype", "epilogue", "target")
 """The columns that identify a kernel, whichever source it was compiled from."""
 

@@ -204,5 +204,6 @@ def _explained(given: object, kind: str) -> Iterator[None]:
     except (TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise DatabaseError(
-            f"{given} is not a {kind} Ed25519 key in PEM form without a password ({reason}): make one with db.py keygen"
+            f"{given} is not a {kind} Ed25519 key in PEM form without a password ({reason}): make one with "
+            "`autotune db keygen`"
         ) from error

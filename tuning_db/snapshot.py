@@ -2,7 +2,7 @@
 
 A snapshot holds rows by table. The ids (id, kernel_id, ...) count from 1 in the order of the rows, so the same rows
 look the same, whichever database they were read from. Binaries that no kernel uses are left out, and so
-are claims and signatures. Each row has its digest, also in a snapshot of an older schema.
+are claims and signatures. Each row has its digest.
 """
 
 from __future__ import annotations

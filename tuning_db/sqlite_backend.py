@@ -11,13 +11,12 @@ import sqlalchemy as sa
 
 from tuning_db import file_lock
 from tuning_db.errors import DatabaseError, explained
-from tuning_db.location import APPLICATION_ID, SCHEMA_VERSION, check, connect, schema_of
-from tuning_db.migration import shadow, upgrade
+from tuning_db.location import APPLICATION_ID, SCHEMA_VERSION, check, check_schema, connect, has_tables
 from tuning_db.schema import Base
 
 
 def engine_to_write(path: Path, writing: str) -> sa.Engine:
-    """Open a file; make it, or migrate it to the present schema, if needed.
+    """Open a file; make it, if needed.
 
     Args:
         path: The file. Its folder is made.
@@ -28,7 +27,7 @@ def engine_to_write(path: Path, writing: str) -> sa.Engine:
     except OSError as error:
         raise DatabaseError(f"cannot make the folder of {path}: {error.strerror}") from error
     if path.exists():
-        schema_of(path)
+        has_tables(path)  # raises for what is no database
     engine = sa.create_engine(sa.URL.create("sqlite", database=str(path)))
     sa.event.listen(engine, "connect", lambda connection, _: _configure(connection, path))
     if isinstance(engine.pool.logger, logging.Logger):
@@ -41,11 +40,10 @@ def engine_to_write(path: Path, writing: str) -> sa.Engine:
     translated, options = explained(str(path), sa.exc.DBAPIError), {writing: True}
     with translated, engine.connect().execution_options(**options) as connection, connection.begin():
         # In one transaction: no process sees tables without the mark. Another process may have made them meanwhile.
-        marked = connection.exec_driver_sql("PRAGMA application_id").scalar() == APPLICATION_ID
-        version = connection.exec_driver_sql("PRAGMA user_version").scalar() if marked else SCHEMA_VERSION
-        Base.metadata.create_all(connection)
-        upgrade(connection, version or SCHEMA_VERSION, str(path))
-        if not marked or version != SCHEMA_VERSION:
+        if connection.exec_driver_sql("PRAGMA application_id").scalar() == APPLICATION_ID:
+            check_schema(path, int(connection.exec_driver_sql("PRAGMA user_version").scalar() or 0))
+        else:
+            Base.metadata.create_all(connection)
             connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
     return engine
@@ -57,13 +55,11 @@ def _no_interrupt(record: logging.LogRecord) -> bool:
 
 
 def engine_to_read(path: Path) -> sa.Engine:
-    """Open a file for reading only, also in a read-only folder, and also one of an older schema."""
-    version = check(path)
+    """Open a file for reading only, also in a read-only folder."""
+    check(path)
 
     def connected() -> sqlite3.Connection:
         connection = connect(path)
-        if version < SCHEMA_VERSION:
-            shadow(connection, version)
         connection.isolation_level = None  # SQLAlchemy's event begins transactions
         return connection
 

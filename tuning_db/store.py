@@ -185,7 +185,7 @@ class Store:
             for row, (_, values) in zip(rows, kernels, strict=True):
                 if row.error and not values.get("error"):
                     row.error, row.library_id = None, values.get("library_id")
-                if not row.launch_names:  # a kernel of an older schema that was never measured
+                if not row.launch_names:  # a kernel that had failed to compile
                     row.launch_names = values.get("launch_names", [])
                 library = self.session.get(Library, row.library_id) if row.library_id else None
                 row.digest = row_digests.kernel(_values(row), _values(library) if library else None)

@@ -104,7 +104,7 @@ class Sync:
         missing = [place for place in self._places if not is_address(place) and not Path(place).exists()]
         if len(missing) == len(self._places):
             raise DatabaseError(
-                f"there is neither {missing[0]} nor {missing[1]}: make one with scripts/tune.py --db FILE"
+                f"there is neither {missing[0]} nor {missing[1]}: make one with `autotune tune --db FILE`"
             )
         for place in sorted(self._places, key=missing.__contains__):  # the existing one first, which may be unreachable
             (Store.create if is_address(place) or place in missing else Store.open)(place).close()

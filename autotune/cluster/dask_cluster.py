@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -135,7 +136,10 @@ class DaskCluster:
             from distributed import Client
         except ImportError as error:
             raise LibraryError("--cluster needs Dask: run pip install 'autotune-cutlass[cluster]'") from error
-        where = {"address": self._place} if "://" in self._place else {"scheduler_file": self._place}
+        is_address = "://" in self._place
+        if not is_address and not Path(self._place).exists():  # Dask would wait for the file for ever
+            raise WorkerError(f"no Dask scheduler answers at {self._place}: there is no such file")
+        where = {"address": self._place} if is_address else {"scheduler_file": self._place}
         try:
             return Client(**where, timeout=CONNECT_SECONDS)  # type: ignore[no-untyped-call]
         except (OSError, ValueError, TypeError) as error:  # TypeError: a certificate is missing

@@ -223,7 +223,7 @@ class BuildBatch:
         for built in finished:
             del self.pending[built.unit]
         if self._folder and self._process:
-            ended = self._process.poll()  # before the units are looked at: all that they wrote is there then
+            ended = self._process.poll()  # before the units are read: if ninja has ended, their output is complete
             for unit in list(self.pending):
                 if unit.path.exists() or _failed(unit, self._folder.path).exists():
                     del self.pending[unit]

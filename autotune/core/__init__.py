@@ -30,7 +30,8 @@ from autotune.core.errors import (
     in_one_line,
     require_one_of,
 )
-from autotune.core.math import ceil_div, format_bytes, pareto_front, round_up
+from autotune.core.flop_rates import FlopUnit, flop_unit
+from autotune.core.math import ceil_div, format_bytes, number, pareto_front, round_up
 from autotune.core.paths import FAMILIES
 from autotune.core.process_tree import ProcessTree
 
@@ -46,6 +47,7 @@ __all__ = [
     "DeviceFacts",
     "DeviceKind",
     "FamilyError",
+    "FlopUnit",
     "LayerError",
     "LibraryError",
     "OutOfTimeError",
@@ -63,9 +65,11 @@ __all__ = [
     "device_name",
     "device_target",
     "first_line",
+    "flop_unit",
     "format_bytes",
     "in_one_line",
     "measure_device",
+    "number",
     "of_capability",
     "of_target",
     "pareto_front",

@@ -1,8 +1,8 @@
 """Deadlines: of a whole run, and of its parts.
 
 A run has one deadline, which is made when its command starts. A part gets an earlier deadline, which is computed from
-the time that is left when the part begins. So the time that a part leaves unused goes to the parts after it, and the
-time that it takes too much is missing in all of them alike.
+the time that is left when the part begins. So the time that a part leaves unused goes to the parts after it, and a part
+that overruns shortens all later parts by the same share.
 """
 
 from __future__ import annotations

@@ -38,6 +38,11 @@ def pareto_front(points: Sequence[tuple[float, ...]]) -> list[int]:
     return front
 
 
+def number(value: float) -> str:
+    """Return a number with about three significant digits and no exponent."""
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
+
+
 def format_bytes(count: int) -> str:
     """Return a number of bytes as text in the largest binary unit that it fills, such as "1.5 MiB" or "512 B"."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):

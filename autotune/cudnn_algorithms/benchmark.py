@@ -12,7 +12,8 @@ import torch
 
 from autotune.core import LibraryError, ProblemError, format_bytes
 from autotune.cudnn_algorithms.selection import Algorithm
-from autotune.ir import DTYPES, Conv2d, Conv2dDgrad, Conv2dWgrad, Convolution, Epilogue, Problem
+from autotune.ir import DTYPES, Epilogue, Problem
+from autotune.ir.operators import Conv2d, Conv2dDgrad, Conv2dWgrad, Convolution
 from autotune.libraries import cudnn
 from autotune.libraries.cudnn.classic import (
     BACKWARD_DATA,

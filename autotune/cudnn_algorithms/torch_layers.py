@@ -7,7 +7,7 @@
 
     model = cudnn_algorithms.wrap(model, deterministic=True, workspace_limit=64 << 20)
 
-An algorithm is named by its number in cuDNN's classic API (scripts/algorithms.py lists them), by the name of a plan of
+An algorithm is named by its number in cuDNN's classic API (`autotune algorithms` lists them), by the name of a plan of
 the graph API, or by the engine of a plan, such as "eng57". torch computes the passes without any requirement. torch
 itself is not patched: `use` gives the layers another forward while the context lasts, `wrap` replaces them by `Conv2d`.
 """
@@ -29,8 +29,8 @@ from torch import nn
 from autotune.core import LibraryError, UnknownNameError, require_one_of
 from autotune.cudnn_algorithms import benchmark
 from autotune.cudnn_algorithms.selection import DIRECTIONS, ORDERS, Algorithm, select_algorithm
-from autotune.ir import Conv2d as Problem
 from autotune.ir import dtype_name
+from autotune.ir.operators import Conv2d as Problem
 from autotune.libraries.cudnn.classic import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, NAMES, load
 from autotune.measure import CandidateBench
 

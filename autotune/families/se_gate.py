@@ -9,7 +9,8 @@ from __future__ import annotations
 from autotune.core import round_up
 from autotune.families.base import Config
 from autotune.families.rules import Rules, require
-from autotune.ir import Conv2dSe, Epilogue, FoldedSe
+from autotune.ir import Epilogue
+from autotune.ir.operators import Conv2dSe, FoldedSe
 
 HIDDEN = (8, 16, 32, 64)
 """Numbers of columns that a tile's products can have for hidden values."""

@@ -8,7 +8,8 @@ from typing import TypeVar
 from autotune.core import Architecture
 from autotune.families.base import Config, Family, Parameter, Value
 from autotune.families.rules import Rules, require
-from autotune.ir import GATE_ACTIVATIONS, HIDDEN_ACTIVATIONS, Cast, Epilogue, SeGates, SqueezeExcite, Upsample
+from autotune.ir import Epilogue
+from autotune.ir.operators import GATE_ACTIVATIONS, HIDDEN_ACTIVATIONS, Cast, SeGates, SqueezeExcite, Upsample
 
 RESULT = Parameter("result", ("s8", "f16", "bf16", "f32", "e4m3"), "dtype of the output")
 LINEAR = Parameter("linear", (0, 1), "1: linear interpolation; 0: the nearest pixel")

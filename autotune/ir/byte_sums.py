@@ -38,13 +38,13 @@ def _products(problem: Problem) -> int:
 
 
 def sum_error(problem: Problem, config: Mapping[str, int | str]) -> float:
-    """Return a bound of the error of a kernel's sums; 0 for sums in float32, or in int32 of given factors.
+    """Return an upper bound of the accumulation error of a kernel; 0 for sums in float32, or in int32 of given factors.
 
-    In s8 it is in numbers of the result, in e4m3 relative to the spread of the sums. There, a sum takes
+    For s8 it is in units of the output, for e4m3 relative to the standard deviation of the sums. In e4m3 a sum takes
     n = products / 32 steps, and each loses up to 2^-12 of the partial sum. If float32 registers take over partial sums
     of m steps, these are smaller than the whole by sqrt(m / n), as sums of random terms are. So the error is at most
-    2^-12 (n sqrt(m / n) + 8). Of sums of random normal factors, added as described above, none has more than 0.43 of
-    that among 12 million sums of 2 steps, which are the worst.
+    2^-12 (n sqrt(m / n) + 8). In 12 million sums of 2 steps of random normal factors, which are the worst, the largest
+    error was 0.43 of the bound.
 
     Args:
         problem: The problem.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autotune.ir.problem import Conv2dDgrad, Convolution, Problem
+from autotune.ir.operators import Conv2dDgrad, Convolution
+from autotune.ir.problem import Problem
 
 
 @dataclass(frozen=True)

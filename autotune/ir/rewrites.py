@@ -11,7 +11,7 @@ from autotune.ir.byte_formats import BYTE_FORMATS
 from autotune.ir.constant_expr import ConstantExpr, ConstantSource
 from autotune.ir.epilogue import Argument, Epilogue
 from autotune.ir.network import Layer
-from autotune.ir.problem import (
+from autotune.ir.operators import (
     AvgPool2d,
     Cast,
     Concat,
@@ -27,13 +27,13 @@ from autotune.ir.problem import (
     InvertedResidual,
     Piece,
     PointwisePair,
-    Problem,
     SeGates,
     SeTail,
     SqueezeExcite,
     Stem,
     StemCast,
 )
+from autotune.ir.problem import Problem
 
 P = TypeVar("P", bound=Problem)
 

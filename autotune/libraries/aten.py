@@ -8,21 +8,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from autotune.ir import (
-    BYTE_FORMATS,
-    DTYPES,
-    E4M3,
-    Conv2d,
-    Conv2dDgrad,
-    Conv2dWgrad,
-    Convolution,
-    Epilogue,
-    FirstLayers,
-    Problem,
-    Tensors,
-    compute,
-)
+from autotune.ir import BYTE_FORMATS, DTYPES, E4M3, Epilogue, Problem, Tensors, compute
 from autotune.ir.epilogue_steps import STEPS
+from autotune.ir.operators import Conv2d, Conv2dDgrad, Conv2dWgrad, Convolution, FirstLayers
 from autotune.libraries.tf32 import cudnn_setting
 
 FAMILY = "aten"

@@ -22,7 +22,8 @@ import torch
 from torch import fx
 
 from autotune.core import LibraryError
-from autotune.ir import DTYPES, Operand, Problem, Tensors, TorchCall
+from autotune.ir import DTYPES, Operand, Problem, Tensors
+from autotune.ir.operators import TorchCall
 from autotune.libraries.tf32 import cudnn_setting, is_dependent
 
 FAMILY = "inductor"

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 import torch
 
 from autotune.core import ProblemError, ceil_div
-from autotune.ir import Problem, TorchCall, compute, is_built_in, with_batch
+from autotune.ir import Problem, compute, is_built_in, with_batch
+from autotune.ir.operators import TorchCall
 
 MOST_BYTES = 2**30
 """Most bytes of the results of a slice, in the dtype in which they are computed."""

@@ -13,17 +13,8 @@ from contextlib import contextmanager
 
 import torch
 
-from autotune.ir import (
-    BYTE_FORMATS,
-    TENSOR_DTYPES,
-    Operand,
-    Problem,
-    Tensors,
-    TorchCall,
-    compute,
-    is_built_in,
-    with_batch,
-)
+from autotune.ir import BYTE_FORMATS, TENSOR_DTYPES, Operand, Problem, Tensors, compute, is_built_in, with_batch
+from autotune.ir.operators import TorchCall
 from autotune.measure.sliced_reference import in_dtype, rows_of_image
 
 _NAN, _INFINITIES = (math.nan,), (math.inf, -math.inf)

@@ -134,9 +134,7 @@ class Profile:
 def read(trace: Mapping[str, Any]) -> Profile:
     """Return the profile of a recorded trace; raises AutotuneError if `record` did not record it."""
     if not isinstance(trace, Mapping) or ABOUT not in trace:
-        raise AutotuneError(
-            "this trace was not recorded by scripts/profile_model.py: it does not say which modules ran"
-        )
+        raise AutotuneError("this trace was not recorded by `autotune profile`: it does not say which modules ran")
     about = trace[ABOUT]
     profile = Profile(about, {}, {})
     spans = forest(trace["traceEvents"])

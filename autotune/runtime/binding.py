@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import torch
 
 from autotune.core import LayerError, LibraryError
-from autotune.ir import Convolution, Problem, Tensors, abi, pack_weight
+from autotune.ir import Problem, Tensors, abi, pack_weight
+from autotune.ir.operators import Convolution
 from autotune.libraries import aten, cudnn_names, inductor
 from autotune.runtime import engine
 from autotune.runtime.binary import Binary, load

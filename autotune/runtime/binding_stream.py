@@ -78,7 +78,7 @@ def holding_dropped(index: int) -> Iterator[None]:
 
 def _drop(index: int, memory: object) -> None:
     if _binding[index]:
-        _dropped[index].append(memory)  # without the lock: garbage may be collected in the thread that holds it
+        _dropped[index].append(memory)  # no lock: a finalizer may run in the thread that already holds it
 
 
 def _stream(index: int) -> torch.cuda.Stream:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import torch
 
 from autotune.core import ceil_div, device_name, device_target, runs_on
-from autotune.ir import WHOLE, Alternative, Layer, Network, NetworkKey, Problem, TorchCall, with_batch
+from autotune.ir import WHOLE, Alternative, Layer, Network, NetworkKey, Problem, with_batch
+from autotune.ir.operators import TorchCall
 from autotune.libraries import aten, cudnn_names, inductor
 from autotune.runtime.binding import Candidate
 from autotune.runtime.candidate_loader import candidate

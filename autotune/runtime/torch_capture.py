@@ -106,4 +106,4 @@ def _take(device: torch.device) -> _Place:
 
 
 def _give_back(device: torch.device, place: _Place) -> None:
-    _free[device].append(place)  # without the lock: garbage may be collected in the thread that holds it
+    _free[device].append(place)  # no lock: a finalizer may run in the thread that already holds it

@@ -1,6 +1,6 @@
 """How alike two problems are to the search: the correlation of the effects that a config has on their times.
 
-The constants were chosen by scripts/replay.py on tests/data/search_h200.json.gz (docs/internals/search.md).
+The constants were chosen by benchmarks/programs/replay.py on tests/data/search_h200.json.gz (docs/internals/search.md).
 """
 
 from __future__ import annotations

@@ -37,13 +37,11 @@ class SamplerChoice:
     """A sampler that users can choose by name.
 
     Attributes:
-        meaning: A phrase for --help.
         make: Makes a sampler of Optuna from a seed, for `NearestSampler`; None for a sampler of this project.
         warm_start: Number of configs of each space, those of `spread`, that are asked for before any result is known.
         is_bounded: Whether the number of trials ends a search; if not, only the end of its space does.
     """
 
-    meaning: str
     make: Callable[[int], BaseSampler] | None = None
     warm_start: int = 0
     is_bounded: bool = True
@@ -66,13 +64,13 @@ def _cmaes(seed: int) -> BaseSampler:
 
 
 SAMPLERS = {
-    "transfer": SamplerChoice("a Gaussian process that learns across layers", warm_start=WARM_START),
-    "tpe": SamplerChoice("Optuna's TPESampler, each layer on its own", _tpe, OPTUNA_WARM_START),
-    "gp": SamplerChoice("Optuna's GPSampler", _gp, OPTUNA_WARM_START),
-    "cmaes": SamplerChoice("Optuna's CmaEsSampler", _cmaes, OPTUNA_WARM_START),
-    "random": SamplerChoice("Optuna's RandomSampler", RandomSampler),
-    "cost-model": SamplerChoice("ascending predicted cost"),
-    "brute-force": SamplerChoice("all configs in that order, whatever --trials says", is_bounded=False),
+    "transfer": SamplerChoice(warm_start=WARM_START),
+    "tpe": SamplerChoice(_tpe, OPTUNA_WARM_START),
+    "gp": SamplerChoice(_gp, OPTUNA_WARM_START),
+    "cmaes": SamplerChoice(_cmaes, OPTUNA_WARM_START),
+    "random": SamplerChoice(RandomSampler),
+    "cost-model": SamplerChoice(),
+    "brute-force": SamplerChoice(is_bounded=False),
 }
 ANY_SAMPLER = "module:Class"
 """The form in which --sampler names a class that is not in SAMPLERS."""
@@ -92,7 +90,7 @@ def sampler_choice(name: str, num_objectives: int = 1) -> SamplerChoice:
     if name in SAMPLERS:
         choice = SAMPLERS[name]
     elif ":" in name:
-        choice = SamplerChoice(name, partial(_imported, name), OPTUNA_WARM_START)
+        choice = SamplerChoice(partial(_imported, name), OPTUNA_WARM_START)
     else:
         raise UnknownNameError(
             f"unknown sampler '{name}': choose one of {', '.join(SAMPLERS)}, or {ANY_SAMPLER}, such as "

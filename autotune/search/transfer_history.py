@@ -36,8 +36,8 @@ the time of a fit, which is cubic in this number, to milliseconds."""
 MAX_CANDIDATES = 128
 """Configs whose expected improvement is computed: those with the lowest posterior means."""
 
-# Hyperparameters: variances of the logarithm of a time, and a length scale. They were chosen by scripts/replay.py on
-# tests/data/search_h200.json.gz (docs/internals/search.md).
+# Hyperparameters: variances of the logarithm of a time, and a length scale. They were chosen by
+# benchmarks/programs/replay.py on tests/data/search_h200.json.gz (docs/internals/search.md).
 _LEVEL_VARIANCE = 9.0  # level of a problem, which is unknown before its first measurement
 _SLOPE_VARIANCE = 0.3  # weight of the prior, around 1
 _CONFIG_VARIANCE = 0.11  # effect of the parameters beyond the prior

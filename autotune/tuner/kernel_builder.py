@@ -81,7 +81,7 @@ class KernelBuilder:
         """Read the kernels of the database, apart from those whose source has changed since."""
         for row in self._store.kernels(self._target):
             kernel = None if row.family == aten.FAMILY else kernel_of(row)
-            # A kernel of an older schema that was never measured lacks the names of its launch values: build it again.
+            # A row with other names of the launch values cannot be launched with the present ones: build it again.
             if kernel and row.source == rendering.source_digest(kernel) and row.launch_names == _launch_names(kernel):
                 self.rows[kernel] = row
 

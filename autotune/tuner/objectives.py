@@ -18,12 +18,10 @@ class Objective:
 
     Attributes:
         unit: Its unit.
-        meaning: A phrase for --help.
         value: Maps (problem, microseconds, details) to the quantity, or to None if it was not measured.
     """
 
     unit: str
-    meaning: str
     value: Callable[[Problem, float, Details], float | None]
 
 
@@ -34,9 +32,9 @@ def _time_workspace(problem: Problem, us: float, details: Details) -> float | No
 
 
 OBJECTIVES = {
-    "time": Objective("us", "microseconds of a call", lambda problem, us, details: us),
-    "time-workspace": Objective("us MiB", "time multiplied by the memory of operands and workspace", _time_workspace),
-    "energy": Objective("uJ", "energy of a call, on a GPU", lambda problem, us, details: details.get("energy_uj")),
+    "time": Objective("us", lambda problem, us, details: us),
+    "time-workspace": Objective("us MiB", _time_workspace),
+    "energy": Objective("uJ", lambda problem, us, details: details.get("energy_uj")),
 }
 DEFAULT_OBJECTIVES = ("time",)
 

@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial
 from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
-from autotune.core import first_line
+from autotune.core import AutotuneError, first_line
 from autotune.families import families
 from autotune.ir import Problem, parse
 from autotune.measure import TRIAL_STEPS, is_pruned
@@ -70,9 +70,6 @@ class RecordedStudy:
 
         Args:
             objectives: Names of tuner.OBJECTIVES, which are the values of a trial.
-
-        Raises:
-            AutotuneError: An objective depends on the problem, whose operator is not defined here.
         """
         found = [(self.params(row.kernel, row.launch), row) for row in self.measured]
         broken = [(self.params(kernel, {}), kernel) for kernel in self.failed]
@@ -89,16 +86,22 @@ class RecordedStudy:
         return trials
 
     def _values(self, row: Measurement, objectives: Sequence[str]) -> Sequence[float] | None:
-        """Return the objectives of a measurement; None if it failed or one of them was not measured."""
+        """Return the objectives of a measurement; None if it failed or one of them is not known."""
         if row.status != "ok" or row.median_us is None:
             return None
         if tuple(objectives) == DEFAULT_OBJECTIVES:
             return [row.median_us]  # also for operators that are not defined here
+        if self._problem is None:
+            return None
         return objective_values(objectives, self._problem, row.median_us, row.details)
 
     @cached_property
-    def _problem(self) -> Problem:
-        return parse(self.problem)
+    def _problem(self) -> Problem | None:
+        """The problem; None if its operator is not defined here."""
+        try:
+            return parse(self.problem)
+        except AutotuneError:
+            return None
 
 
 def export(
@@ -119,7 +122,6 @@ def export(
         The number of studies.
 
     Raises:
-        AutotuneError: As for `RecordedStudy.trials`.
         DatabaseError: The file exists, or cannot be written.
     """
     part = path.with_name(f"{path.name}.part")

@@ -9,7 +9,8 @@ from functools import cache
 
 from autotune.core import Architecture, pareto_front
 from autotune.families import AnyFamily, families, serving
-from autotune.ir import Epilogue, Problem, TorchCall, limit_us
+from autotune.ir import Epilogue, Problem, limit_us
+from autotune.ir.operators import TorchCall
 from autotune.libraries import aten, cudnn, inductor
 from autotune.measure import THROTTLED
 from autotune.tuner.finals import FINALS_OF

@@ -9,7 +9,8 @@ from typing import Any
 
 from autotune.core import Architecture
 from autotune.families import serving
-from autotune.ir import Conv2dGradientSums, Conv2dStatistics, Network, Problem, TorchCall
+from autotune.ir import Network, Problem
+from autotune.ir.operators import Conv2dGradientSums, Conv2dStatistics, TorchCall
 from autotune.libraries import inductor
 from autotune.measure import BUFFERS, THROTTLED, TIMERS, Timing
 from autotune.tuner.options import ONLY, TRIALS

@@ -34,7 +34,7 @@ def in_thread(work: Callable[[Event], None]) -> Iterator[Future[None]]:
 
 @contextmanager
 def start_in_background(workers: Sequence[Worker]) -> Iterator[None]:
-    """Start measuring processes in threads; the first request to each waits for that. The exit kills them."""
+    """Start measuring processes in threads and kill them on exit. A request waits until its process has started."""
     executor = ThreadPoolExecutor(max(1, len(workers)))
     started = [executor.submit(worker.start) for worker in workers]
     try:

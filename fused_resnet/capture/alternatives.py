@@ -11,21 +11,9 @@ from typing import TypeVar
 from autotune.ir import (
     BYTE_FORMATS,
     Alternative,
-    AvgPool2d,
-    Cast,
-    Concat,
     ConstantExpr,
-    Conv2d,
-    Conv2dDgrad,
-    DepthToSpace,
     Epilogue,
-    Gemm,
     Layer,
-    MaxPool2d,
-    SeTail,
-    SqueezeExcite,
-    Stem,
-    ToChannelsLast,
     fold_gate,
     fuse_cast,
     fuse_concat,
@@ -38,6 +26,20 @@ from autotune.ir import (
     fuse_skip,
     is_output,
     split_gate,
+)
+from autotune.ir.operators import (
+    AvgPool2d,
+    Cast,
+    Concat,
+    Conv2d,
+    Conv2dDgrad,
+    DepthToSpace,
+    Gemm,
+    MaxPool2d,
+    SeTail,
+    SqueezeExcite,
+    Stem,
+    ToChannelsLast,
 )
 
 T = TypeVar("T")

@@ -10,7 +10,8 @@ from functools import cached_property
 from math import prod
 
 from autotune.core import ProblemError
-from autotune.ir import ConstantExpr, ConstantSource, Conv2d, Conv2dDgrad, Epilogue, Gemm, Layer, Problem
+from autotune.ir import ConstantExpr, ConstantSource, Epilogue, Layer, Problem
+from autotune.ir.operators import Conv2d, Conv2dDgrad, Gemm
 from fused_resnet.capture.layout import contiguous_strides, same_layout, usual_strides
 
 

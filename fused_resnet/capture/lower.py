@@ -13,27 +13,29 @@ from autotune.core import CaptureError
 from autotune.ir import (
     DTYPES,
     INPUT,
-    MAX_PIECES,
     OUTPUT,
     WHOLE,
     Alternative,
-    CallDevice,
-    Concat,
-    Elementwise,
     Layer,
-    OperatorCall,
-    Piece,
     Problem,
-    ToChannelsLast,
-    TorchCall,
-    ValueRef,
     input_name,
     output_name,
-    stored_shape,
     tensor_dtype_name,
 )
 from autotune.ir import Operand as ProblemOperand
 from autotune.ir.epilogue_steps import STEPS, full_name
+from autotune.ir.operators import (
+    MAX_PIECES,
+    CallDevice,
+    Concat,
+    Elementwise,
+    OperatorCall,
+    Piece,
+    ToChannelsLast,
+    TorchCall,
+    ValueRef,
+    stored_shape,
+)
 from fused_resnet.capture.channels import Channels, rearranged
 from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value, build_layers
 from fused_resnet.capture.layout import RESHAPES, VIEWS, view_strides

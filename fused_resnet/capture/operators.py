@@ -9,18 +9,16 @@ from typing import Any
 from torch import fx
 
 from autotune.core import ProblemError
-from autotune.ir import (
+from autotune.ir import ConstantExpr, ConstantSource, Problem
+from autotune.ir.operators import (
     AdaptiveAvgPool2d,
     AvgPool2d,
     ClippedAvgPool2d,
-    ConstantExpr,
-    ConstantSource,
     Conv2d,
     Conv2dDgrad,
     Gemm,
     GlobalAvgPool2d,
     MaxPool2d,
-    Problem,
     stored_shape,
 )
 from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value

@@ -10,7 +10,8 @@ import torch
 from torch import fx
 
 from autotune.core import ProblemError
-from autotune.ir import ConstantSource, DepthToSpace, GroupNorm, LayerNorm, Problem, Softmax, Upsample
+from autotune.ir import ConstantSource, Problem
+from autotune.ir.operators import DepthToSpace, GroupNorm, LayerNorm, Softmax, Upsample
 from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value
 from fused_resnet.capture.lower import Handler, Lowering, buffer
 from fused_resnet.capture.nodes import arguments, name_of

@@ -9,15 +9,8 @@ from math import prod
 import torch
 from torch import fx
 
-from autotune.ir import (
-    GATE_ACTIVATIONS,
-    HIDDEN_ACTIVATIONS,
-    ConstantSource,
-    Problem,
-    SeTail,
-    SqueezeExcite,
-    stored_shape,
-)
+from autotune.ir import ConstantSource, Problem
+from autotune.ir.operators import GATE_ACTIVATIONS, HIDDEN_ACTIVATIONS, SeTail, SqueezeExcite, stored_shape
 from fused_resnet.capture.layer_builder import LayerBuilder
 from fused_resnet.capture.lower import Lowering
 from fused_resnet.capture.nodes import arguments, name_of
@@ -84,7 +77,7 @@ def _before(lowering: Lowering, node: fx.Node, names: Collection[str]) -> tuple[
 
 
 def _product(lowering: Lowering, node: fx.Node | None, batch: int) -> _Product | None:
-    """Return the product that computed a node from one vector for each image; None for anything else."""
+    """Return the linear layer, or the 1x1 convolution of 1x1 images, that computed a node; else None."""
     made = _alone(lowering, node) if node else None
     if made is None or name_of(made) not in ("linear", "conv2d"):
         return None

@@ -10,15 +10,21 @@ from autotune.ir import (
     INPUT,
     OUTPUT,
     Alternative,
-    AvgPool2d,
     CallerTensor,
     ConstantExpr,
-    Conv2d,
     Epilogue,
-    Gemm,
     Layer,
     Network,
     NetworkKey,
+    as_one_pixel,
+    fold_gate,
+    fuse_pool_projection,
+    fuse_projection,
+)
+from autotune.ir.operators import (
+    AvgPool2d,
+    Conv2d,
+    Gemm,
     PatchConv2d,
     SeBlock,
     SeDownBlock,
@@ -26,10 +32,6 @@ from autotune.ir import (
     SpaceToDepth,
     StemSeBlock,
     StemSeBlockPool,
-    as_one_pixel,
-    fold_gate,
-    fuse_pool_projection,
-    fuse_projection,
 )
 from fused_resnet.networks.se_resnet9_fixup import SEResNet9Fixup
 

@@ -16,7 +16,8 @@ from itertools import takewhile
 
 import torch
 
-from autotune.ir import ByteFormat, Conv2d, Epilogue, Gemm, Layer, State, compute, evaluate
+from autotune.ir import ByteFormat, Epilogue, Layer, State, compute, evaluate
+from autotune.ir.operators import Conv2d, Gemm
 from fused_resnet.quantization.byte_rules import Wiring, choose_layers
 from fused_resnet.quantization.reference_run import LayerRun, Operands, run_layers
 from fused_resnet.quantization.rounding import Rounding, bias_operand

@@ -26,7 +26,8 @@ from math import prod
 from torch import nn
 
 from autotune.core import CaptureError
-from autotune.ir import ByteFormat, Cast, ConstantExpr, ConstantSource, Conv2d, Epilogue, Gemm, Layer, Network
+from autotune.ir import ByteFormat, ConstantExpr, ConstantSource, Epilogue, Layer, Network
+from autotune.ir.operators import Cast, Conv2d, Gemm
 from fused_resnet.arguments import Signature
 from fused_resnet.capture import CapturedModule, capture, capture_module
 from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value

@@ -4,22 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from autotune.ir import (
-    MAX_OPERANDS,
-    MAX_SCALARS,
-    AvgPool2d,
-    ByteFormat,
-    Conv2d,
-    Elementwise,
-    Epilogue,
-    Gemm,
-    GlobalAvgPool2d,
-    Layer,
-    MaxPool2d,
-    Operand,
-    is_input,
-    is_output,
-)
+from autotune.ir import MAX_OPERANDS, MAX_SCALARS, ByteFormat, Epilogue, Layer, Operand, is_input, is_output
+from autotune.ir.operators import AvgPool2d, Conv2d, Elementwise, Gemm, GlobalAvgPool2d, MaxPool2d
 from fused_resnet.quantization.scales import activation
 
 GRANULE = 16

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autotune.ir import GlobalAvgPool2d
+from autotune.ir.operators import GlobalAvgPool2d
 from fused_resnet.training.bound_problem import can_solve
 from fused_resnet.training.kernel_calls import run
 from fused_resnet.training.nodes import call, erase, is_images, value

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from autotune.ir import Convolution, Problem, pack_weight, turn_weight
+from autotune.ir import Problem, pack_weight, turn_weight
+from autotune.ir.operators import Convolution
 from fused_resnet.training.channels_last import ChannelsLast, channels_last
 from fused_resnet.training.nodes import call, inlined, value
 from fused_resnet.training.operator import SOLVE

@@ -12,15 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from autotune.ir import (
-    JOINED_RELU,
-    NORM_SCALE,
-    NORM_SHIFT,
-    Conv2dDgrad,
-    Convolution,
-    Elementwise,
-    Problem,
-)
+from autotune.ir import Problem
+from autotune.ir.operators import JOINED_RELU, NORM_SCALE, NORM_SHIFT, Conv2dDgrad, Convolution, Elementwise
 from fused_resnet.training.bound_problem import can_solve, parsed
 from fused_resnet.training.channels_last import ChannelsLast
 from fused_resnet.training.kernel_calls import packed, run, want_channels_last

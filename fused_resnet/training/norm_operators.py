@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autotune.ir import JOINED_RELU, NO_RELU
+from autotune.ir.operators import JOINED_RELU, NO_RELU
 from fused_resnet.training.bound_problem import parsed, run
 from fused_resnet.training.norms import TrainedNorm
 from fused_resnet.training.operator import LIBRARY, SOLVE, TAGS

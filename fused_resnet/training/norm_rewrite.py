@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autotune.ir import JOINED_RELU, NO_RELU, OWN_RELU
+from autotune.ir.operators import JOINED_RELU, NO_RELU, OWN_RELU
 from fused_resnet.training.bound_problem import can_solve
 from fused_resnet.training.nodes import is_like
 from fused_resnet.training.norm_operators import BATCH_NORM, MAX_POOL

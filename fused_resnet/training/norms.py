@@ -16,7 +16,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from autotune.ir import (
+from autotune.ir import Epilogue, Problem
+from autotune.ir.operators import (
     JOINED_RELU,
     MOST_PLACES,
     NO_RELU,
@@ -25,10 +26,8 @@ from autotune.ir import (
     BatchNormGradientSums,
     BatchNormStatistics,
     Elementwise,
-    Epilogue,
     MaxPool2dPlaces,
     MaxPool2dPlacesGradient,
-    Problem,
 )
 from fused_resnet.torch_arguments import pair
 from fused_resnet.training.passes import dtype_name

@@ -13,16 +13,8 @@ from typing import Any
 import torch
 
 from autotune.core import ProblemError
-from autotune.ir import (
-    Conv2d,
-    Conv2dDgrad,
-    Conv2dGradientSums,
-    Conv2dStatistics,
-    Conv2dWgrad,
-    Convolution,
-    Epilogue,
-    tensor_dtype_name,
-)
+from autotune.ir import Epilogue, tensor_dtype_name
+from autotune.ir.operators import Conv2d, Conv2dDgrad, Conv2dGradientSums, Conv2dStatistics, Conv2dWgrad, Convolution
 from fused_resnet.torch_arguments import pair
 
 FORWARD = torch.ops.aten.convolution.default

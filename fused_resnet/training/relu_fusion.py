@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autotune.ir import Conv2d, Conv2dDgrad
+from autotune.ir.operators import Conv2d, Conv2dDgrad
 from fused_resnet.training.bound_problem import can_solve
 from fused_resnet.training.channels_last import ChannelsLast
 from fused_resnet.training.kernel_calls import convolve

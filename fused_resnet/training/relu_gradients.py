@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autotune.ir import SUMS_OF_FACTOR, SUMS_OF_GRADIENT, SUMS_OF_MASKED, SUMS_OF_PRODUCT, ReluGradientSums
+from autotune.ir.operators import SUMS_OF_FACTOR, SUMS_OF_GRADIENT, SUMS_OF_MASKED, SUMS_OF_PRODUCT, ReluGradientSums
 from fused_resnet.torch_arguments import pair
 from fused_resnet.training.bound_problem import can_solve
 from fused_resnet.training.kernel_calls import want_channels_last

@@ -23,7 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from autotune.core import CaptureError, in_one_line
-from autotune.ir import JOINED_RELU, NO_RELU, OWN_RELU, Convolution, Problem, forms
+from autotune.ir import Problem, forms
+from autotune.ir.operators import JOINED_RELU, NO_RELU, OWN_RELU, Convolution
 from fused_resnet.training.image_means import image_means
 from fused_resnet.training.norms import (
     ADDITIONS,

@@ -10,18 +10,8 @@ from math import inf
 import torch
 
 from autotune.core import device_name
-from autotune.ir import (
-    Conv2dWgrad,
-    Convolution,
-    Elementwise,
-    Epilogue,
-    Form,
-    Problem,
-    all_forms,
-    forms,
-    limit_us,
-    parse,
-)
+from autotune.ir import Epilogue, Form, Problem, all_forms, forms, limit_us, parse
+from autotune.ir.operators import Conv2dWgrad, Convolution, Elementwise
 from autotune.libraries import aten, cudnn_names
 from autotune.runtime import Candidate, KernelChoice, choices, usable_devices
 from fused_resnet.training.step_plans import CLOSE, faster_ways, planned_kernels

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from autotune.core import number
 from autotune_cli.baselines import FROM_ANOTHER
 
 if TYPE_CHECKING:
@@ -23,11 +24,6 @@ FEW = 2
 def unit(microseconds: list[float]) -> tuple[str, float]:
     """Return a unit for these times, and its length in microseconds."""
     return ("ms", 1e3) if max(microseconds, default=0) >= 1e5 else ("us", 1)
-
-
-def number(value: float) -> str:
-    """Return a number with about three significant digits and no exponent."""
-    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
 def draw(record: dict[str, Any], path: Path) -> None:

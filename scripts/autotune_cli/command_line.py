@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 Group = argparse._ActionsContainer
 """A parser or one of its groups."""
 
+DEFAULT_MODEL = "se_resnet9_fixup"
 MODEL = "se_resnet9_fixup, unet, torchvision:NAME, FILE.onnx, or FILE.py:FUNCTION, which returns an nn.Module"
 PRECISION = "; ".join(f"{name}: {meaning}" for name, meaning in PRECISIONS.items()) + " (docs/guide/precision.md)"
-RECORDS = "benchmarks in the folder of a checkout, else the current folder"
+GPU_BATCH, CPU_BATCH = 128, 8
+BATCHES = f"{GPU_BATCH}, on a CPU {CPU_BATCH}"
 
 # -- shared options ----------------------------------------------------------------------------------------------------
 
@@ -44,9 +46,20 @@ def add_model(group: Group, default: str | None, *, in_channels: bool = True) ->
         group.add_argument("--in-channels", type=positive, metavar="N", help="input channels of se_resnet9_fixup")
 
 
-def add_batches(group: Group, default: str) -> None:
-    """Add --batch, which takes several batch sizes."""
-    group.add_argument("--batch", type=sizes, action="extend", metavar="N[,N]", help=f"batch sizes (default {default})")
+def add_batches(group: Group, about: str = "") -> None:
+    """Add --batch, which takes several batch sizes; `default_batch` returns its default."""
+    about = f"batch sizes (default {BATCHES}{'; ' if about else ''}{about})"
+    group.add_argument("--batch", type=sizes, action="extend", metavar="N[,N]", help=about)
+
+
+def add_batch(group: Group) -> None:
+    """Add --batch, which takes one batch size; `default_batch` returns its default."""
+    group.add_argument("--batch", type=positive, metavar="N", help=f"batch size (default {BATCHES})")
+
+
+def default_batch(is_gpu: bool) -> int:
+    """Return the batch size of all commands that time or tune a network, where --batch gives none."""
+    return GPU_BATCH if is_gpu else CPU_BATCH
 
 
 def add_device(group: Group) -> None:
@@ -67,9 +80,13 @@ def add_precision(group: Group) -> None:
 
 
 def add_record(group: Group, name: str) -> None:
-    """Add --out and --name, the folder and the file name of a record; `name` describes the default."""
-    group.add_argument("--out", type=Path, metavar="DIR", help=f"folder of the record (default {RECORDS})")
-    group.add_argument("--name", metavar="STEM", help=f"file name of the record without suffix (default {name})")
+    """Add --out, the file of a record; `name` describes its default name, in the current folder."""
+    group.add_argument("--out", type=output, metavar="FILE.json", help=f"the record (default {name}.json)")
+
+
+def add_show(group: Group, about: str = "only print and draw a record") -> None:
+    """Add --show, a record that an earlier run has written."""
+    group.add_argument("--show", type=Path, metavar="FILE.json", help=about)
 
 
 def add_jobs(group: Group) -> None:

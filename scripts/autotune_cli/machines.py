@@ -12,23 +12,7 @@ from autotune.codegen import BuildBatch
 from autotune.core import AutotuneError, DeviceKind
 from autotune.measure import StartChild
 from autotune.tuner import Machines, MeasuringDevice, device_groups, local_devices
-from autotune_cli.command_line import Group, gpu_numbers, require_gpus
-
-
-def add_machines(group: Group) -> None:
-    """Add --devices and --cluster."""
-    group.add_argument(
-        "--devices",
-        type=gpu_numbers,
-        metavar="N,...",
-        help="the GPUs that measure, by their numbers; GPUs of one kind share the problems (default 0)",
-    )
-    group.add_argument(
-        "--cluster",
-        metavar="ADDRESS|FILE",
-        help="a scheduler of Dask, such as tcp://host:8786, or its scheduler file: workers with the resource compile "
-        "compile, and those with the resource measure measure (docs/guide/several-machines.md)",
-    )
+from autotune_cli.command_line import require_gpus
 
 
 @contextmanager

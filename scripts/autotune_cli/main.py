@@ -1,59 +1,39 @@
 """The `autotune` command: finds the subcommand, runs it, and turns errors into one sentence and an exit code.
 
-A subcommand is a module with `main(arguments)`, which returns the exit code or None for 0. Its `add_arguments(parser)`,
-and the docstring that starts its --help, are in a module of the same name in arguments/ that does not import torch,
-which takes seconds; or in its own module, if it has none there. Only the modules of the chosen subcommand are imported.
+A subcommand is a module in commands/ with `main(arguments)`, which returns the exit code or None for 0. The module of
+the same name in arguments/ has its `add_arguments(parser)` and the docstring that starts its --help. It does not import
+torch, which takes seconds. Only the modules of the chosen subcommand are imported.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from autotune_cli import interrupts
 
 COMMANDS = {
     "Tune": {
-        "tune": ("commands.tune", "tune a network's layers or single problems"),
-        "db": ("commands.db", "show, merge, sync, pack, export, compare and sign databases"),
-        "report": ("commands.report", "write a database as one HTML page"),
-        "replay": ("commands.replay", "compare samplers on a recorded tuning run"),
+        "tune": "tune a network's layers or single problems",
+        "db": "show, merge, sync, pack, export, compare and sign databases",
+        "report": "write a database as one HTML page",
     },
     "Measure": {
-        "bench": ("commands.bench", "time FusedResNet against eager torch and torch.compile"),
-        "bench-networks": ("commands.bench_networks", "compare FusedResNet with torch.compile on many networks"),
-        "bench-layers": ("commands.bench_layers", "compare tuned kernels with cuDNN layer by layer"),
-        "bench-host": ("commands.bench_host", "measure the host time of loading and of calls"),
-        "bench-tuning": ("commands.bench_tuning", "time the tuner and rate the kernels it finds"),
-        "bench-transfer": ("commands.bench_transfer", "time a tune that begins with another network's database"),
-        "accuracy": ("commands.accuracy", "measure the accuracy of each precision"),
-        "train": ("commands.train", "train the default network by torch and on tuned kernels"),
-        "profile": ("commands.profile", "list operators and kernels below each module"),
-        "algorithms": ("commands.algorithms", "list and time cuDNN's convolution algorithms"),
-    },
-    "Check": {
-        "legality": ("checks.legality", "compile kernels of a family that should compile"),
-        "restamp": ("checks.restamp", "renew source digests where machine code is unchanged"),
-        "compare-checkouts": ("checks.compare_checkouts", "time this checkout against another one"),
-        "kill-campaign": ("checks.kill_campaign", "kill tuners at random moments and check what is left"),
-        "other-batches": ("checks.other_batches", "run kernels on batch sizes that they were not tuned for"),
-        "random-graphs": ("checks.random_graphs", "compare random networks with torch"),
-        "random-plans": ("checks.random_plans", "compare random plans of a network with torch"),
-        "stress": ("checks.stress", "call one FusedResNet from several threads"),
-        "tamper": ("checks.tamper", "run a network from databases that were changed"),
-        "timing-mistakes": ("checks.timing_mistakes", "show common mistakes in timing a GPU"),
-        "timm-networks": ("checks.timm_networks", "compare networks of timm with torch"),
+        "bench": "time FusedResNet against eager torch and torch.compile",
+        "bench-layers": "compare tuned kernels with cuDNN layer by layer",
+        "accuracy": "measure the accuracy of each precision",
+        "profile": "list operators and kernels below each module",
+        "algorithms": "list and time cuDNN's convolution algorithms",
     },
 }
-"""Heading -> subcommand -> (module below autotune_cli, line of `autotune --help`)."""
+"""Heading -> subcommand -> line of `autotune --help`."""
 
-MODULES = {name: module for group in COMMANDS.values() for name, (module, _) in group.items()}
+NAMES = tuple(name for group in COMMANDS.values() for name in group)
 EXIT_USER_ERROR, EXIT_HANGUP, EXIT_BROKEN_PIPE = 2, 129, 141
 
 
@@ -76,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="store_true", help="print the version")
-    parser.add_argument("command", nargs="?", choices=list(MODULES), metavar="COMMAND", help="a command of those below")
+    parser.add_argument("command", nargs="?", choices=NAMES, metavar="COMMAND", help="a command of those below")
     known = parser.parse_args(words[:1])
     if known.version:
         print(f"autotune {_version()}")
@@ -88,8 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_script(name: str) -> NoReturn:
     """Run a subcommand with the arguments of the process, whose script is its entry point, and exit."""
-    path = min(sys.argv[0], os.path.relpath(sys.argv[0]), key=len)
-    sys.exit(run_command(name, sys.argv[1:], f"python {path}"))
+    sys.exit(run_command(name, sys.argv[1:], f"python {_own_path()}"))
 
 
 def run_command(name: str, argv: Sequence[str], program: str) -> int:
@@ -107,20 +86,67 @@ def run_command(name: str, argv: Sequence[str], program: str) -> int:
         SystemExit: After --help, and for arguments that cannot be parsed.
     """
     started = time.monotonic()  # the import of torch, which takes seconds, counts
+
+    def work() -> int:
+        options = importlib.import_module(options_module(name))
+        about = (options.__doc__ or "").replace(f"autotune {name} ", f"{program} ")
+        arguments = _parsed(program, about, options.add_arguments, argv, started)
+        module = importlib.import_module(f"autotune_cli.commands.{_file(name)}")
+        with interrupts.handled_by(interrupts.interrupt):
+            return int(module.main(arguments) or 0)
+
+    return _exit_code(work)
+
+
+def run_program(
+    about: str | None,
+    add_arguments: Callable[[argparse.ArgumentParser], object],
+    program: Callable[[argparse.Namespace], int | None],
+) -> NoReturn:
+    """Run a program of the checkout as a command is run, with the arguments of the process, and exit.
+
+    Args:
+        about: The description for --help.
+        add_arguments: Adds the options.
+        program: Takes the arguments and returns the exit code, or None for 0.
+    """
+    started = time.monotonic()
+
+    def work() -> int:
+        arguments = _parsed(f"python {_own_path()}", about or "", add_arguments, sys.argv[1:], started)
+        with interrupts.handled_by(interrupts.interrupt):
+            return int(program(arguments) or 0)
+
+    sys.exit(_exit_code(work))
+
+
+def _own_path() -> str:
+    """Return the path of the process's script: absolute, or relative to the current folder if that is shorter."""
+    return min(sys.argv[0], os.path.relpath(sys.argv[0]), key=len)
+
+
+def _parsed(
+    program: str,
+    about: str,
+    add_arguments: Callable[[argparse.ArgumentParser], object],
+    argv: Sequence[str],
+    started: float,
+) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=program,
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_arguments(parser)
+    return parser.parse_args(list(argv), argparse.Namespace(started=started))
+
+
+def _exit_code(work: Callable[[], int]) -> int:
+    """Return the exit code of some work; errors that the user can correct become one sentence."""
     try:
         with interrupts.handled_by(interrupts.exit_now):
-            options = importlib.import_module(options_module(name))
-            parser = argparse.ArgumentParser(
-                prog=program,
-                description=(options.__doc__ or "").replace(f"autotune {name} ", f"{program} "),
-                formatter_class=argparse.RawDescriptionHelpFormatter,
-                allow_abbrev=False,
-            )
-            options.add_arguments(parser)
-            arguments = parser.parse_args(list(argv), argparse.Namespace(started=started))
-            module = importlib.import_module(f"autotune_cli.{MODULES[name]}")
-            with interrupts.handled_by(interrupts.interrupt):
-                return int(module.main(arguments) or 0)
+            return work()
     except KeyboardInterrupt as interrupt:
         code = interrupts.exit_code(interrupt)
         print(interrupts.sentence(code), file=sys.stderr)
@@ -138,8 +164,11 @@ def run_command(name: str, argv: Sequence[str], program: str) -> int:
 
 def options_module(name: str) -> str:
     """Return the name of the module that has the options of a subcommand, and the text of its --help."""
-    light = f"autotune_cli.arguments.{MODULES[name].rpartition('.')[2]}"
-    return light if importlib.util.find_spec(light) else f"autotune_cli.{MODULES[name]}"
+    return f"autotune_cli.arguments.{_file(name)}"
+
+
+def _file(name: str) -> str:
+    return name.replace("-", "_")
 
 
 def _sentence(error: Exception) -> str | None:
@@ -156,9 +185,9 @@ def _sentence(error: Exception) -> str | None:
 
 def _command_list() -> str:
     """Return the subcommands by group, a line each."""
-    width = max(map(len, MODULES)) + 2
+    width = max(map(len, NAMES)) + 2
     groups = [
-        "\n".join([f"{heading}:", *(f"  {name:{width}}{about}" for name, (_, about) in commands.items())])
+        "\n".join([f"{heading}:", *(f"  {name:{width}}{about}" for name, about in commands.items())])
         for heading, commands in COMMANDS.items()
     ]
     return "\n\n".join([*groups, "autotune COMMAND --help describes a command."])

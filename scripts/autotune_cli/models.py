@@ -21,7 +21,8 @@ import torch
 from torch import nn
 
 from autotune.core import AutotuneError, UnknownNameError
-from autotune.ir import BYTE_PRECISIONS, DTYPES, Convolution, Network, Problem, dtype_name
+from autotune.ir import BYTE_PRECISIONS, DTYPES, Network, Problem, dtype_name
+from autotune.ir.operators import Convolution
 from autotune_cli import onnx_model
 from autotune_cli.command_line import PRECISION, add_dtype
 from autotune_cli.record import one_line

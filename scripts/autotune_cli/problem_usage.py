@@ -1,4 +1,4 @@
-"""The syntax of problems, generated from the operators: for --help and for docs/reference/problems.md."""
+"""The syntax of problems, generated from the operators, for docs/reference/problems.md."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def checkout() -> dict[str, Any]:
     """Return the entries "version", "commit" and "uncommitted_changes" for this program."""
     found: dict[str, Any] = {"version": version(), "commit": None, "uncommitted_changes": None}
     if (ROOT / "pyproject.toml").is_file() and (commit := _git("rev-parse", "HEAD")):
-        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude,glob)benchmarks/*")
         found |= {"commit": commit.strip(), "uncommitted_changes": bool(changed)}
     return found
 
@@ -85,12 +85,6 @@ def driver_version() -> str | None:
 def slug(name: str) -> str:
     """Return the name of a device in the form used in file names."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-def record_folder(chosen: Path | None) -> Path:
-    """Return the folder of a record: the chosen one, benchmarks in the checkout's folder, or the current one."""
-    is_checkout = Path.cwd() == ROOT and (ROOT / "pyproject.toml").is_file()
-    return chosen or Path("benchmarks" if is_checkout else ".")
 
 
 def write(record: dict[str, Any], path: Path) -> None:

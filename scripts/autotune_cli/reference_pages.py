@@ -1,7 +1,7 @@
 """The generated parts of the pages in docs/reference: operators, epilogue steps, families, options, tables.
 
-`python -m autotune_cli.reference_pages docs/reference` writes them anew, between the markers of each page; a test
-compares the pages with the code.
+docs/site_hooks.py puts them between the markers of each page when the site is built; pages in git have a note there.
+`python -m autotune_cli.reference_pages docs/reference/families.md` prints one page with its generated parts.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _commands() -> str:
     rows = [
         (heading, f"[`autotune {name}`](#autotune-{name})", about)
         for heading, commands in COMMANDS.items()
-        for name, (_, about) in commands.items()
+        for name, about in commands.items()
     ]
     sections = [_command(name) for group in COMMANDS.values() for name in group]
     return "\n".join([_table(["", "command", "what it does"], rows), *sections])
@@ -230,6 +230,5 @@ _PARTS = {
 
 
 if __name__ == "__main__":
-    for folder in map(Path, sys.argv[1:]):
-        for path in sorted(folder.glob("*.md")):
-            path.write_text(refreshed(path.read_text()))
+    for path in map(Path, sys.argv[1:]):
+        sys.stdout.write(refreshed(path.read_text()))

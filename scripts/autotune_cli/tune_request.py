@@ -10,6 +10,7 @@ from autotune.core import Architecture, ProblemError, UnknownNameError
 from autotune.ir import all_forms, dtype_name, parse
 from autotune.tuner import TuneRequest, network_request, step_request
 from autotune_cli import models
+from autotune_cli.command_line import default_batch
 from autotune_cli.problem_file import read_problems
 from fused_resnet.model_source import PRODUCTS
 from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS
@@ -70,8 +71,6 @@ def tune_requests(
         named = [(str(number), problem) for number, problem in enumerate(unique, 1)]
         return [TuneRequest("problems", f"{len(named)} problem{'s' * (len(named) > 1)}", named)]
     dtype = dtype_name(args.dtype or ("f32" if args.precision == TF32 else arch.dtypes[0]))
-    if dtype not in TENSORS:
-        raise UnknownNameError(f"--dtype {args.dtype}: a network's tensors are f16, bf16 or f32; give --precision, too")
     if dtype not in arch.dtypes:
         raise UnknownNameError(_no_dtype(arch, dtype, *(name for name in arch.dtypes if name in TENSORS)))
     if args.precision and PRODUCTS[args.precision] not in arch.dtypes:
@@ -80,7 +79,7 @@ def tune_requests(
     model = models.load(args.model or next(iter(GRAPHS)), args.input, args.in_channels)
     before_capture()
     requests: list[TuneRequest] = []
-    batches = _batches(args, 128 if arch.is_cuda else 8)
+    batches = _batches(args, default_batch(arch.is_cuda))
     for batch in batches:
         suffix = f", {args.precision}" if args.precision else ""
         if args.train:

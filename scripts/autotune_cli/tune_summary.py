@@ -9,7 +9,8 @@ from rich.console import Console
 
 from autotune.core import faults
 from autotune.families import serving
-from autotune.ir import BYTE_FORMATS, BYTE_PRECISIONS, WHOLE, Problem, TorchCall
+from autotune.ir import BYTE_FORMATS, BYTE_PRECISIONS, WHOLE, Problem
+from autotune.ir.operators import TorchCall
 from autotune.tuner import (
     Tuner,
     TuneRequest,

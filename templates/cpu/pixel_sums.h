@@ -1,5 +1,5 @@
-// Two results for each channel over all pixels, NHWC. Chunks of pixels run in parallel. Their results are combined in
-// double and in order, so the same input gives the same bits on any number of threads.
+// Reduces two float values for each channel over all pixels, NHWC. Chunks of pixels run in parallel. Their results are
+// combined in double and in order, so the same input gives the same bits on any number of threads.
 #pragma once
 #include "cpu/channels.h"
 

@@ -1,6 +1,6 @@
-// Two results for each channel over all pixels: sums, or a mean and a sum of squared distances from it. The threads of
-// a block combine theirs, the last block of a slab those of all blocks. The order of additions is fixed, so the same
-// input gives the same bits.
+// Reduces two values for each channel over all pixels: sums, or a mean and a sum of squared distances from it. The
+// threads of a block combine theirs, the last block of a slab those of all blocks. The order of additions is fixed, so
+// the same input gives the same bits.
 #pragma once
 #include "cuda/last_block.cuh"
 #include "cuda/pixel_columns.cuh"

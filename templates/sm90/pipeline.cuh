@@ -47,8 +47,8 @@ struct Pipeline {
     ptx::mbarrier_wait(full + ptx::kMbarrierBytes * state.index, state.phase);
   }
 
-  // One arrival of this warpgroup, or of this warp, at `empty`. Of the consumers' threads the first `producers` call
-  // with their own `block`: the blocks of the cluster whose loads fill this stage.
+  // One arrival of this warpgroup, or of this warp, at `empty`. Thread i < `producers` of the consumers releases the
+  // stage to block i of the cluster, whose loads fill it.
   AT_DEVICE void consumer_release(int stage) const { ptx::mbarrier_arrive(empty_barrier(stage)); }
   AT_DEVICE void consumer_release(int stage, uint32_t block) const {
     ptx::mbarrier_arrive_cluster(empty_barrier(stage), block);

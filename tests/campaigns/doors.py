@@ -41,7 +41,7 @@ from autotune_cli import models, timing
 from autotune_cli.baselines import TURN_SECONDS, BaselineInput, Forward, compiled_frozen, eager, flat
 from autotune_cli.command_line import add_device, add_model, names, output, positive, seconds, torch_device
 from autotune_cli.commands.bench import make_case, relative_error
-from autotune_cli.main import EXIT_USER_ERROR
+from autotune_cli.main import run_program
 from autotune_cli.record import one_line, provenance, slug, write
 
 METHOD = (
@@ -55,40 +55,7 @@ METHOD = (
 )
 
 
-def main() -> int:
-    """Run the program; return its exit code."""
-    args = _arguments()
-    for door in args.doors:
-        require_one_of("door", door, list(DOORS))
-    device = torch_device(args.device)
-    dtype = args.dtype or models.default_dtype(device, None)
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = True, False
-    model = models.load(args.model, args.input, None)
-    plain = argparse.Namespace(train=False, amp=False, db="", precision=None)
-    case = AnyRank(**vars(make_case(model, plain, args.batch, device, DTYPES[dtype])))
-    about = provenance(device)  # before the run: a commit that is made meanwhile is not what ran
-    with _folder(args.keep) as folder:
-        outcomes = measure(Subject(args.model, case, args.budget), args.doors, args.seconds, folder)
-    short = {door: shortfalls(outcomes, door, args.budget) for door in args.doors}
-    arguments = {key: value for key, value in vars(args).items() if key not in ("out", "keep")}
-    entries = {name: _entry(outcomes, name, short.get(name, [])) for name in outcomes}
-    record = {
-        **about,
-        "arguments": arguments | {"input": model.shape, "dtype": dtype, "device": device.type},
-        "method": METHOD,
-        "outcomes": entries,
-        "falls_short": {door: found for door, found in short.items() if found},
-    }
-    stem = f"doors-{model.name}-n{args.batch}-{slug(about['machine']['device'])}-{dtype}"
-    path = args.out or Path("generated") / f"{stem}.json"
-    write(record, path)
-    _show(f"{model.name}, batch {args.batch}, {dtype}, {about['machine']['device']}", outcomes, short)
-    print(f"wrote {path}")
-    return int(any(short.values()))
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser, None, in_channels=False)
     parser.add_argument("--batch", type=positive, default=1, metavar="N", help="batch size (default 1)")
     models.add_dtype(parser)
@@ -104,10 +71,39 @@ def _arguments() -> argparse.Namespace:
         "--keep", type=Path, metavar="DIR", help="keep databases, compiled code and what tune prints in a folder in DIR"
     )
     parser.add_argument("--out", type=output, metavar="FILE.json", help="the record (default generated/doors-...json)")
-    args = parser.parse_args()
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the program; return its exit code."""
     if args.model is None:
-        parser.error("--model is missing: name a network that no shipped database has")
-    return args
+        raise AutotuneError("--model is missing: name a network that no shipped database has")
+    for door in args.doors:
+        require_one_of("door", door, list(DOORS))
+    device = torch_device(args.device)
+    dtype = args.dtype or models.default_dtype(device, None)
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = True, False
+    model = models.load(args.model, args.input, None)
+    plain = argparse.Namespace(train=False, amp=False, db="", precision=None)
+    case = AnyRank(**vars(make_case(model, plain, args.batch, device, DTYPES[dtype])))
+    about = provenance(device)  # before the run: a commit that is made meanwhile is not what ran
+    with _folder(args.keep) as folder:
+        outcomes = measure(Subject(args.model, case, args.budget), args.doors, args.seconds, folder)
+    short = {door: shortfalls(outcomes, door, args.budget) for door in args.doors}
+    arguments = {key: value for key, value in vars(args).items() if key not in ("out", "keep", "started")}
+    entries = {name: _entry(outcomes, name, short.get(name, [])) for name in outcomes}
+    record = {
+        **about,
+        "arguments": arguments | {"input": model.shape, "dtype": dtype, "device": device.type},
+        "method": METHOD,
+        "outcomes": entries,
+        "falls_short": {door: found for door, found in short.items() if found},
+    }
+    stem = f"doors-{model.name}-n{args.batch}-{slug(about['machine']['device'])}-{dtype}"
+    path = args.out or Path("generated") / f"{stem}.json"
+    write(record, path)
+    _show(f"{model.name}, batch {args.batch}, {dtype}, {about['machine']['device']}", outcomes, short)
+    print(f"wrote {path}")
+    return int(any(short.values()))
 
 
 class AnyRank(BaselineInput):
@@ -218,8 +214,4 @@ def _show(title: str, outcomes: Mapping[str, Outcome], short: Mapping[str, list[
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except AutotuneError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        sys.exit(EXIT_USER_ERROR)
+    run_program(__doc__, add_arguments, main)

@@ -38,7 +38,7 @@ def test_other_sizes_of_images_are_told_apart(path):
     message = said(path, torch.randn(4, 3, 32, 32), ["a GPU", HERE], plans)
     assert f"is not tuned for batch 4 (3x32x32) of Sequential in torch.float32 on this device, {HERE}: " in message
     assert "; it has plans for n=4 input=3x64x64 dtype=f32; " in message
-    assert message.endswith("scripts/tune.py --batch 4 --input 3,32,32")
+    assert message.endswith("`autotune tune --batch 4 --input 3,32,32`")
 
 
 def test_many_plans_are_counted(path):
@@ -66,4 +66,4 @@ def test_an_empty_database_has_no_device(path):
 )
 def test_what_the_tuner_would_refuse_is_not_advised(path, dtype, options, remedy):
     message = said(path, torch.randn(4, 3, 32, 32, dtype=dtype), **options)
-    assert message.endswith(f"; {remedy}") and "scripts/tune.py" not in message
+    assert message.endswith(f"; {remedy}") and "autotune tune" not in message

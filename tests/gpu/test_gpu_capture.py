@@ -9,7 +9,7 @@ from processes import process
 from repository import ROOT
 from torch.utils import _pytree as pytree
 
-from autotune.ir import TorchCall
+from autotune.ir.operators import TorchCall
 from fused_resnet import Activation, FusedResNet
 from fused_resnet.networks import se_resnet9_fixup
 from tuning_db import Store

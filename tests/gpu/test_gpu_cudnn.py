@@ -280,7 +280,7 @@ def test_an_engine_is_chosen_by_name(device):
 def test_the_script_lists_all_passes(tmp_path):
     record = tmp_path / "record.json"
     problem = "conv2d n=8 h=28 w=28 c=64 k=64 r=3 s=3 pad=1 dtype=f16"
-    done = process("algorithms", "--problem", problem, "--json", record, "--energy", "--plot", tmp_path / "p.png")
+    done = process("algorithms", "--problem", problem, "--out", record, "--energy", "--chart", tmp_path / "p.png")
     assert done.returncode == 0, done.stderr
     (layer,) = json.loads(record.read_text())["layers"]
     seen = {(a["direction"], a["kind"]) for a in layer["algorithms"] if a["status"] == "ok"}
@@ -317,9 +317,9 @@ def test_layers_are_compared(device, tmp_path):
     layers = tmp_path / "small.txt"
     layers.write_text("\n".join(text.format("f16") for text in TEXTS[:2]))
     place = tmp_path / "record.json"
-    done = process("bench_layers", "--layers", layers, "--db", tmp_path / "empty.db", "--json", place)
+    done = process("bench-layers", "--layers", layers, "--db", tmp_path / "empty.db", "--out", place)
     assert done.returncode == 0, done.stderr
-    assert "without our best kernel" in done.stdout and "tune.py --problems" in done.stdout
+    assert "without our best kernel" in done.stdout and "autotune tune --problems" in done.stdout
     record = json.loads(place.read_text())
     assert record["cudnn"]["cudnn"].startswith("9.") and record["machine"]["gpu"]
     for layer in record["layers"]:

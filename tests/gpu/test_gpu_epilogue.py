@@ -8,8 +8,9 @@ from epilogues import ELEMENTWISE, SPECIAL, special_case
 from kernels import built_paths, candidate_of
 
 from autotune.families import Kernel
-from autotune.ir import AvgPool2d, Epilogue, parse
+from autotune.ir import Epilogue, parse
 from autotune.ir.epilogue_steps import define_step
+from autotune.ir.operators import AvgPool2d
 from autotune.measure import CandidateBench
 from autotune.runtime import bind
 

@@ -11,7 +11,8 @@ from reference import solve
 
 from autotune.core import of_capability
 from autotune.families import PERMISSIONS, Kernel, family
-from autotune.ir import Conv2d, Epilogue
+from autotune.ir import Epilogue
+from autotune.ir.operators import Conv2d
 from autotune.measure import CandidateBench
 from autotune.runtime.engine import RefusedError
 

@@ -235,7 +235,7 @@ def test_tuned_kernels_run_a_network_in_tf32(folders, arch):
 
 def test_a_task_that_can_be_learnt_and_keeps_its_answers(tmp_path):
     """accuracy.py: far above chance, which is 6 %, and the same answers in every precision."""
-    done = script("accuracy", "--steps", 800, "--images", 2000, "--out", tmp_path, "--name", "told", timeout=500)
+    done = script("accuracy", "--steps", 800, "--images", 2000, "--out", tmp_path / "told.json", timeout=500)
     assert done.returncode == 0, done.stderr
     told = json.loads((tmp_path / "told.json").read_text())
     assert told["reference_top1"] > 0.6

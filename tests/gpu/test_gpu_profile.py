@@ -13,7 +13,7 @@ DATABASE = ROOT / "tuning_db" / "se_resnet9_fixup_h200.db"
 
 def profiles(tmp_path, *words):
     path = tmp_path / "profile.json"
-    done = process("profile_model", *words, "--json", path)
+    done = process("profile", *words, "--json", path)
     assert done.returncode == 0, done.stderr
     return json.loads(path.read_text())["profiles"]
 

@@ -443,7 +443,7 @@ def test_modes(net):
 
 def test_stress(gpu_db):
     for calls, *words in ((2000,), (2000, "--no-graph"), (100, "--plans", 3)):
-        done = process("checks/stress", "--db", gpu_db, "--calls", calls, "--batches", "1,2,8", *words)
+        done = process("tests/campaigns/stress.py", "--db", gpu_db, "--calls", calls, "--batches", "1,2,8", *words)
         few = calls < 1000  # in which torch's allocator is still finding out how much it keeps
         assert (few or done.returncode == 0) and f"{calls} calls from 4 threads, 0 wrong" in done.stdout, (
             done.stdout + done.stderr

@@ -45,7 +45,7 @@ def test_work_takes_more_energy_than_waiting():
 
 
 def test_mistakes_are_shown_for_what_they_are():
-    done = process("checks/timing_mistakes")
+    done = process("tests/campaigns/timing_mistakes.py")
     assert done.returncode == 0, done.stderr
     times = {}
     for name in ("no warm-up", "no synchronize before", "no synchronize after", "neither", "ours, resident"):

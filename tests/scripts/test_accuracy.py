@@ -10,7 +10,7 @@ ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}  # layers this small only wa
 
 
 def record(out, *arguments):
-    done = script("accuracy", "--device", "cpu", "--out", out, "--name", "told", *arguments, env=ONE_THREAD)
+    done = script("accuracy", "--device", "cpu", "--out", out / "told.json", *arguments, env=ONE_THREAD)
     assert done.returncode == 0, done.stderr
     return json.loads((out / "told.json").read_text()), done.stdout
 

@@ -34,7 +34,7 @@ def here(*arguments):
 @pytest.mark.process
 def test_a_record_is_printed_in_order_within_demands_and_drawn(record, tmp_path, capsys):
     chart = tmp_path / "chart.png"
-    arguments = ("--order", "workspace", "--workspace-limit", "1K", "--top", 3, "--plot", chart)
+    arguments = ("--order", "workspace", "--workspace-limit", "1K", "--top", 3, "--chart", chart)
     assert here("--show", record, *arguments) == 0
     printed = capsys.readouterr().out
     lines = printed.splitlines()
@@ -78,8 +78,8 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
         (["--model", "MODEL:make"], "give --input C,H,W"),
         (["--model", "MODEL:make", "--input", "2,9,9", "--dtype", "f7"], "unknown dtype 'f7'"),
         (["--problem", "conv2d n=1 h=4 w=4 c=8 k=8", "--batch", "3"], "--batch goes with --model"),
-        (["--problem", "conv2d n=1 h=4 w=4 c=8 k=8", "--plot", "chart.docx"], "end it in one of"),
-        (["--problem", "conv2d n=1 h=4 w=4 c=8 k=8", "--json", "MODEL/record.json"], "cannot be written"),
+        (["--problem", "conv2d n=1 h=4 w=4 c=8 k=8", "--chart", "chart.docx"], "end it in one of"),
+        (["--problem", "conv2d n=1 h=4 w=4 c=8 k=8", "--out", "MODEL/record.json"], "cannot be written"),
         (["--problem", "conv2d n=1 h=4 w=4 c=8 k=8", "--workspace-limit", "much"], "write 512K, 64M or 1G"),
         pytest.param(["--problem", "conv2d n=1 h=4 w=4 c=8 k=8 dtype=f16"], "no NVIDIA GPU", marks=NO_GPU),
     ],

@@ -1,4 +1,4 @@
-"""scripts/bench.py: records, charts and comparisons."""
+"""`autotune bench`: records, charts and comparisons."""
 
 import io
 import json
@@ -11,7 +11,7 @@ from processes import TUNED_BATCH, assert_error, script
 
 def test_bench_records_and_draws_what_it_timed(tuned_db, tmp_path):
     words = ["--db", tuned_db, "--device", "cpu", "--batch", TUNED_BATCH, "--only", "fused", "--seconds", "0.2"]
-    done = script("bench", *words, "--out", tmp_path, "--name", "tiny")
+    done = script("bench", *words, "--out", tmp_path / "tiny.json")
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "tiny.json").read_text())
     variants = record["batches"][0]["variants"]
@@ -28,7 +28,7 @@ def test_bench_records_and_draws_what_it_timed(tuned_db, tmp_path):
 def test_bench_compares_databases_in_one_run(tuned_db, tmp_path):
     other = shutil.copy(tuned_db, tmp_path / "before.db")
     words = ["--db", tuned_db, "--device", "cpu", "--batch", TUNED_BATCH, "--only", "fused", "--seconds", "0.2"]
-    done = script("bench", *words, "--against", other, "--out", tmp_path, "--name", "two")
+    done = script("bench", *words, "--against", other, "--out", tmp_path / "two.json")
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "two.json").read_text())
     variants = record["batches"][0]["variants"]
@@ -74,9 +74,7 @@ class Results(torch.nn.Module):
 def test_bench_times_models_that_return_numbers_beside_tensors(tmp_path):
     (tmp_path / "net.py").write_text(RESULTS)
     network = ("--model", f"{tmp_path / 'net.py'}:Results", "--input", "3,8,8", "--batch", "2,20", "--device", "cpu")
-    done = script(
-        "bench", *network, "--only", "eager,channels_last", "--seconds", "0.01", "--out", tmp_path, "--name", "r"
-    )
+    done = script("bench", *network, "--only", "eager,channels_last", "--seconds", "0.01", "--out", tmp_path / "r.json")
     assert done.returncode == 0, done.stderr
     for batch in json.loads((tmp_path / "r.json").read_text())["batches"]:
         assert [variant["status"] for variant in batch["variants"].values()] == ["ok", "ok"]
@@ -101,7 +99,7 @@ def test_bench_runs_backward_passes_in_the_thread_that_is_asked_for(tmp_path):
         "cpu",
         "--train",
     )
-    words = (*network, "--only", "eager", "--seconds", "0.01", "--out", tmp_path, "--name", "step")
+    words = (*network, "--only", "eager", "--seconds", "0.01", "--out", tmp_path / "step.json")
     for options, expected in (((), "True"), (("--one-thread",), "False")):
         done = script("bench", *words, *options)
         said = [line for line in done.stdout.splitlines() if line.startswith("threads:")]
@@ -115,7 +113,7 @@ def test_bench_runs_backward_passes_in_the_thread_that_is_asked_for(tmp_path):
 def test_bench_times_training_steps(empty_db, tmp_path):
     (tmp_path / "net.py").write_text(NETWORK)
     network = ("--model", f"{tmp_path / 'net.py'}:small", "--input", "3,8,8", "--batch", "2", "--device", "cpu")
-    times = ("--seconds", "0.2", "--out", tmp_path, "--name", "step")
+    times = ("--seconds", "0.2", "--out", tmp_path / "step.json")
     done = script("bench", *network, "--train", "--db", empty_db, "--only", "eager,channels_last,fused", *times)
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "step.json").read_text())

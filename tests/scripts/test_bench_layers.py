@@ -1,4 +1,4 @@
-"""bench_layers.py and what it stands on, without a GPU: sets, measuring, lost processes, tables and charts."""
+"""`autotune bench-layers` and what it stands on, without a GPU: sets, measuring, lost processes, tables and charts."""
 
 import json
 import math
@@ -10,7 +10,8 @@ from processes import script
 from repository import ROOT
 
 from autotune.core import ceil_div, device_name
-from autotune.ir import Conv2d, parse
+from autotune.ir import parse
+from autotune.ir.operators import Conv2d
 from autotune.libraries import cudnn
 from autotune.libraries.cudnn.graph import channels_last
 from autotune.measure import CandidateBench
@@ -291,7 +292,7 @@ def test_mistakes_are_told_in_a_sentence(arguments, words, capsys):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_nothing_is_measured(tmp_path):
-    done = script("bench_layers", "--db", tmp_path / "any.db", "--json", tmp_path / "record.json")
+    done = script("bench-layers", "--db", tmp_path / "any.db", "--out", tmp_path / "record.json")
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert done.stderr == "error: torch sees no NVIDIA GPU: layers are compared with cuDNN on one\n"
     assert not (tmp_path / "record.json").exists()

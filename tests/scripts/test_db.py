@@ -1,4 +1,4 @@
-"""scripts/db.py: its commands and errors."""
+"""`autotune db`: its commands and errors."""
 
 import copy
 import hashlib
@@ -70,7 +70,7 @@ def test_list_shows_the_registers_of_kernels_for_a_gpu():
 
 
 def test_a_file_that_is_not_there_is_told_in_a_line(tmp_path):
-    assert_error(script("db", "info", tmp_path / "absent.db"), "absent.db", "scripts/tune.py")
+    assert_error(script("db", "info", tmp_path / "absent.db"), "absent.db", "autotune tune")
 
 
 def test_output_into_a_closed_pipe_is_no_error(tuned_db):
@@ -193,7 +193,7 @@ def test_a_packed_database_runs_the_network_on_the_same_kernels(tuned_db, tmp_pa
     with closing(sqlite3.connect(settled)) as connection:  # a finalist that was faster in its trial is chance
         connection.execute("DELETE FROM measurement WHERE NOT final")
         connection.commit()
-    done = script("db", "pack", settled, "--to", packed)
+    done = script("db", "pack", settled, "--out", packed)
     assert done.returncode == 0, done.stderr
     assert packed.stat().st_size < settled.stat().st_size
     assert rows(packed, "SELECT count(*) FROM measurement")[0] < rows(settled, "SELECT count(*) FROM measurement")[0]
@@ -210,7 +210,7 @@ def test_a_packed_database_runs_the_network_on_the_same_kernels(tuned_db, tmp_pa
         results.append(net(x))
     assert chosen[0] == chosen[1]
     assert torch.equal(*results)
-    assert_error(script("db", "pack", settled, "--to", packed), str(packed), "exists")
+    assert_error(script("db", "pack", settled, "--out", packed), str(packed), "exists")
 
 
 def test_the_commands(two, tmp_path):
@@ -324,13 +324,6 @@ def test_a_url_is_read_and_not_written(two, tmp_path):
     for arguments in (("sign", "--key", key, url), ("import", tmp_path / "b.json", url), ("sync", url, two[1])):
         assert_error(script("db", *arguments, **variables), "a.db is a URL, which is only read")
     assert_error(script("db", "info", two[0].as_uri(), **variables), "append #sha256=DIGEST", "sha256sum")
-
-
-def test_verify_says_that_an_older_schema_has_no_digests(tmp_path):
-    path = shutil.copy(ROOT / "tests" / "data" / "schema_1.db", tmp_path)
-    done = script("db", "verify", path)
-    assert done.returncode == 0, done.stderr
-    assert "no digests to compare" in done.stdout and "as they were stored" not in done.stdout
 
 
 def test_texts_of_a_database_are_no_markup(tuned_db, tmp_path):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from autotune.core import AutotuneError
-from autotune.ir import TorchCall
+from autotune.ir.operators import TorchCall
 from autotune_cli import models
 
 VERSION = torch.__version__.partition("+")[0]

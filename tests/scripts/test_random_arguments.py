@@ -1,4 +1,4 @@
-"""Random arguments of all commands: one sentence and exit code 2, or 0; never a traceback. Nothing is measured."""
+"""Random arguments of commands and programs: one sentence and exit code 2, or 0; no traceback. Nothing is measured."""
 
 import argparse
 import contextlib
@@ -12,6 +12,7 @@ from databases import fill
 from fuzzing import ODD_WORDS, command_lines, fuzz
 from hypothesis import given
 from hypothesis import strategies as st
+from repository import CAMPAIGNS, ROOT
 
 from autotune import families
 from autotune_cli import main
@@ -53,28 +54,32 @@ WORDS = [
 ENDS = {
     "tune": ["--db", "text.db"],
     "report": ["-o", "page.html"],
-    "replay": [],
-    "bench": ["--only", "fused", "--db", "absent", "--plot", ""],
-    "bench-networks": ["--show", "absent"],
+    "bench": ["--only", "fused", "--db", "absent", "--show", ""],
     "bench-layers": ["--db", "text.db"],
-    "bench-host": ["--db", "text.db", "--loads", "0"],
-    "bench-tuning": ["--against", "text.db"],
-    "bench-transfer": ["no.py:f", "no.py:f"],
     "accuracy": ["--model", "no.py:f"],
-    "train": ["--plot", "absent"],
     "profile": ["--from", "text.db"],
     "algorithms": [],
+}
+
+PROGRAMS = {
+    "doors": ["--model", "no.py:f"],
     "legality": ["--arch", "sm80", "--family", "nofamily"],
     "restamp": ["text.db"],
-    "compare-checkouts": ["--case", "no case"],
-    "random-graphs": ["--db", "text.db", "--graphs", "1"],
-    "other-batches": ["--db", "text.db"],
-    "random-plans": ["--db", "text.db"],
-    "kill-campaign": ["--target", "nothing"],
+    "compare_checkouts": ["--case", "no case"],
+    "random_graphs": ["--db", "text.db", "--graphs", "1"],
+    "other_batches": ["--db", "text.db"],
+    "random_plans": ["--db", "text.db"],
+    "kill_campaign": ["--target", "nothing"],
     "stress": ["--db", "text.db"],
     "tamper": ["--db", "text.db"],
-    "timing-mistakes": [],
-    "timm-networks": ["--db", "text.db"],
+    "timing_mistakes": [],
+    "timm_networks": ["--db", "text.db"],
+    "bench_networks": ["--show", "absent"],
+    "bench_host": ["--db", "text.db", "--loads", "0"],
+    "bench_tuning": ["--against", "text.db"],
+    "bench_transfer": ["no.py:f", "no.py:f"],
+    "train": ["--show", "absent"],
+    "replay": [],
 }
 
 MODEL = """
@@ -115,11 +120,16 @@ def folder(tmp_path, monkeypatch):
 
 
 def run(name, words):
-    """Run a command; return its exit code and standard error."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
+    """Run a command or a program; return its exit code and standard error."""
+    silent, said = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(said), pytest.MonkeyPatch.context() as on:
         try:
-            code = main.run_command(name, words, f"autotune {name}")
+            if name in main.NAMES:
+                code = main.run_command(name, words, f"autotune {name}")
+            else:
+                module = importlib.import_module(name)
+                on.setattr(sys, "argv", [f"{name}.py", *words])
+                main.run_program(module.__doc__, module.add_arguments, module.main)
         except SystemExit as end:
             code = end.code
     return code, said.getvalue()
@@ -129,7 +139,8 @@ def assert_clear(name, words):
     code, said = run(name, words)
     lines = said.strip().splitlines()
     if code == 2:
-        assert lines and lines[-1].startswith(("error: ", f"autotune {name}: error: ", f"autotune {name} ")), said
+        program = f"autotune {name}" if name in main.NAMES else f"python {name}.py"
+        assert lines and lines[-1].startswith(("error: ", f"{program}: error: ", f"{program} ")), said
         assert ": error: " in lines[-1] or len(lines) == 1, said
     else:
         assert code == 0, (code, said)
@@ -137,16 +148,16 @@ def assert_clear(name, words):
 
 def parser_of(name):
     parser = argparse.ArgumentParser()
-    importlib.import_module(main.options_module(name)).add_arguments(parser)
+    importlib.import_module(main.options_module(name) if name in main.NAMES else name).add_arguments(parser)
     return parser
 
 
-@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("name", [*ENDS, *PROGRAMS])
 def test_random_options(name, folder):
     @fuzz(25)
     @given(command_lines(parser_of(name), WORDS))
     def check(words):
-        assert_clear(name, [*words, *ENDS[name]])
+        assert_clear(name, [*words, *(ENDS | PROGRAMS)[name]])
 
     check()
 
@@ -159,7 +170,7 @@ SUBCOMMANDS = {
 
 @pytest.mark.parametrize("name", SUBCOMMANDS)
 def test_random_subcommands(name, folder):
-    word = st.sampled_from([*WORDS, "rows.db", "rows.json", "rows.db", "-o", "--to", "--most"])
+    word = st.sampled_from([*WORDS, "rows.db", "rows.json", "rows.db", "-o", "--out", "--most"])
 
     @fuzz(40)
     @given(st.sampled_from(SUBCOMMANDS[name]), st.lists(word, max_size=4))
@@ -170,4 +181,6 @@ def test_random_subcommands(name, folder):
 
 
 def test_every_command_is_tested_here():
-    assert {*ENDS, *SUBCOMMANDS} == set(main.MODULES)
+    assert {*ENDS, "db"} == set(main.NAMES)
+    files = [*CAMPAIGNS.glob("*.py"), *(ROOT / "benchmarks" / "programs").glob("*.py")]
+    assert set(PROGRAMS) == {path.stem for path in files if "run_program(" in path.read_text()}

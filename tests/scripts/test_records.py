@@ -6,12 +6,13 @@ import subprocess
 
 import pytest
 import torch
+from record_index import INDEX, index
 from repository import ROOT
 
 from autotune_cli.record import provenance
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-RECORDS = sorted(path for path in (ROOT / "benchmarks").iterdir() if path.is_file())
+RECORDS = sorted(path for path in (ROOT / "benchmarks").iterdir() if path.is_file() and path != INDEX)
 JSON = [path for path in RECORDS if path.suffix == ".json"]
 COMMIT = re.compile(r"[0-9a-f]{40}")
 OF_TESTS = {"layers-resnet-nvidia-h200.json"}
@@ -28,6 +29,10 @@ def quoted():
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.name)
 def test_every_record_is_quoted(path, quoted):
     assert path.name in quoted | OF_TESTS, "link it from the page that quotes its figures, or remove it"
+
+
+def test_the_index_of_the_records_is_up_to_date():
+    assert INDEX.read_text() == index(), "run python tests/support/record_index.py"
 
 
 @pytest.mark.parametrize("path", JSON, ids=lambda path: path.name)

@@ -1,4 +1,4 @@
-"""Requests of scripts/tune.py that cannot be tuned."""
+"""Requests of `autotune tune` that cannot be tuned."""
 
 import re
 
@@ -6,6 +6,7 @@ import pytest
 from tune_arguments import requested
 
 from autotune.core import AutotuneError
+from autotune_cli import main
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
 
@@ -17,8 +18,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
         (["--precision", "int8"], "--precision int8 is for captured models"),
         (["--precision", "fp8"], "--precision fp8 is for captured models"),
         (["--train", "--model", "unet", "--precision", "fp8"], "--precision fp8 is for inference, not for --train"),
-        (["--dtype", "s8"], "--dtype s8: a network's tensors are f16, bf16 or f32; give --precision"),
-        (["--dtype", "fp8"], "--dtype fp8: a network's tensors are f16, bf16 or f32; give --precision"),
         (["--precision", "int8", "--problem", "conv2d n=1"], "--precision: these options are for a network"),
         (["--train", "--problem", "conv2d n=1"], "--train: these options are for a network"),
         (["--train", "--model", "unet", "--precision", "tf32"], "cpu has no kernels in tf32"),
@@ -29,8 +28,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
         "named",
         "named, fp8",
         "step in fp8",
-        "dtype",
-        "dtype fp8",
         "problem",
         "problem of a step",
         "step in tf32",
@@ -60,3 +57,15 @@ def test_a_training_step_is_requested_once_for_each_batch_size():
     assert all(name.endswith(", batch 3") for name in names) and len(set(names)) == len(names)
     operators = {problem.operator for _, problem in second.named}
     assert operators == {"conv2d", "conv2d_dgrad", "conv2d_wgrad", "relu_gradient_sums", "global_avg_pool2d"}
+
+
+@pytest.mark.parametrize("command", ["tune", "bench", "profile"])
+def test_a_dtype_is_that_of_a_networks_tensors_in_every_command(command, capsys):
+    with pytest.raises(SystemExit):
+        main.run_command(command, ["--dtype", "s8"], "autotune")
+    assert "invalid choice: 's8'" in capsys.readouterr().err
+
+
+def test_a_device_and_a_target_that_exclude_each_other(capsys):
+    assert main.run_command("tune", ["--device", "cpu", "--arch", "sm80"], "autotune tune") == 2
+    assert "--device cpu and --arch sm80 exclude each other" in capsys.readouterr().err

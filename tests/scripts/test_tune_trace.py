@@ -1,4 +1,4 @@
-"""tune.py --trace on a CPU: the trace against the database of the same run."""
+"""`autotune tune --trace` on a CPU: the trace against the database of the same run."""
 
 import json
 

@@ -93,7 +93,7 @@ def test_the_wheel_has_templates_and_no_database(wheel):
     templates = [path.relative_to(ROOT) for path in (ROOT / "templates").rglob("*") if path.is_file()]
     assert templates and {f"autotune/{path}" for path in templates} <= set(names)
     assert "autotune_cli/profiles/page.html.j2" in names and "autotune_cli/layers/sets/resnet.txt" in names
-    assert {f"autotune_cli/reports/page/{name}" for name in ("report.html.j2", "report.css", "layer.js")} <= set(names)
+    assert {f"autotune/report/page/{name}" for name in ("report.html.j2", "report.css", "layer.js")} <= set(names)
     assert not [name for name in names if name.endswith(".db")]
     assert not [name for name in names if name.split("/")[0] not in SOURCES and ".dist-info/" not in name]
 

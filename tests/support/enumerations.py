@@ -18,7 +18,7 @@ from itertools import islice
 from unittest.mock import patch
 
 from problems import TEXTS
-from random_sizes import IMAGES, SIZES, stem_block
+from random_sizes import SIZES
 from repository import ROOT
 
 from autotune.codegen.rendering import source_digest
@@ -57,17 +57,8 @@ def problems() -> tuple[Problem, ...]:
     return tuple(found.values())
 
 
-def _square_block(rng: random.Random) -> str:
-    h, w = rng.choice(IMAGES)
-    return f"se_block n={rng.randint(1, 300)} h={h} w={w} c={rng.choice((32, 64))} hidden={rng.choice((4, 8, 12, 16))}"
-
-
-FORMER = {"sm90_se_block": _square_block, "sm90_stem_se_block": stem_block}
-"""Families that are gone; the record of other families of these operators holds their random problems."""
-
-
 def _random_texts():
-    for name, size in (SIZES | FORMER).items():
+    for name, size in SIZES.items():
         rng = random.Random(name)
         for text in [size(rng) for _ in range(RANDOM)]:
             operator = OPERATORS[text.split()[0]]
@@ -80,16 +71,20 @@ def spread(found: list, most: int) -> list:
     return [found[i * len(found) // most] for i in range(most)] if len(found) > most else found
 
 
+def _machine(name):
+    """Return an architecture; of the CPU, one that does not depend on this machine."""
+    return replace(architecture(name), processors=2) if name == "cpu" else architecture(name)
+
+
 def facts(name: str):
     """Yield all that a family says of some problems on each architecture."""
     family = families()[name]
-    # False is of a flag that is gone, which the digests hold.
-    yield family.name, family.kind, family.template, family.architectures, family.dtypes, False
+    yield family.name, family.kind, family.template, family.architectures, family.dtypes
     yield [solved.operator for solved in family.operators], family.compile_seconds
     for parameter in (*family.parameters, *family.launch_parameters):
         yield parameter.name, parameter.values, parameter.meaning
     own = [one for one in problems() if isinstance(one, family.operators)]
-    for arch in [architecture(one) for one in ARCHITECTURES if one in family.architectures]:
+    for arch in [_machine(one) for one in ARCHITECTURES if one in family.architectures]:
         reasons = {one: family.why_not_served(one, arch) for one in own}
         yield from ((str(one), why) for one, why in islice(((o, w) for o, w in reasons.items() if w), REFUSED))
         served = spread([one for one, why in reasons.items() if why is None], PROBLEMS)

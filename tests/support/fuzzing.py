@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from reference_steps import BROADCAST, STEPS
 
 from autotune.core import ProblemError
-from autotune.ir import DTYPES, GATE_ACTIVATIONS, HIDDEN_ACTIVATIONS, Conv2dSkip, Epilogue, Piece, Problem
+from autotune.ir import DTYPES, Epilogue, Problem
+from autotune.ir.operators import GATE_ACTIVATIONS, HIDDEN_ACTIVATIONS, Conv2dSkip, Piece
+from autotune.ir.operators.upsample import MODES
 from autotune.ir.problem.fields import DtypeName, NonNegative, NonNegativePair, Pair
-from autotune.ir.problem.operators.upsample import MODES
 from autotune.ir.problem.window import output_extent
 
 _RARELY_VALID = [HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.function_scoped_fixture]

@@ -14,44 +14,48 @@ from typing import Any
 
 import pytest
 import torch
-from repository import ROOT, SCRIPTS
+from repository import ROOT
 
 from autotune import families
+from autotune_cli.main import main
 
 TUNED_BATCH = 3
 """Batch size of the network in `tuned_db`."""
 
 TUNE = ("--arch", "cpu", "--batch", TUNED_BATCH, "--trials", 1, "--budget", "20m")
-"""Arguments of scripts/tune.py for the fixture `tuned_db`."""
+"""Arguments of `autotune tune` for the fixture `tuned_db`."""
 
 HANG = 600
 """Time limit of a process in seconds. It only ends processes that hang, also on a busy machine."""
 
 
 def script(name: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a script in this process, which saves the import of torch.
+    """Run a command or a program in this process, which saves the import of torch.
 
-    Global state that the script changes is restored: arguments, paths, environment, families.
+    Global state that it changes is restored: arguments, paths, environment, families.
 
     Args:
-        name: The name of a file in scripts/, without its suffix.
+        name: A command of autotune, or a path such as tests/campaigns/stress.py.
         *arguments: Command-line arguments.
         **variables: Environment variables.
 
     Returns:
         The exit code, standard output and standard error.
     """
-    words, code = [f"{name}.py", *map(str, arguments)], 0
+    words, code = [name, *map(str, arguments)], 0
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True):
         patch.setattr(sys, "argv", words)
-        patch.setattr(sys, "path", [str(SCRIPTS), *sys.path])
+        patch.setattr(sys, "path", [str((ROOT / name).parent), *sys.path])
         patch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
         patch.chdir(ROOT)
         for variable, value in {"COLUMNS": "80", "AUTOTUNE_FAMILIES": "", **variables}.items():
             patch.setenv(variable, value)
         with redirect_stdout(io.StringIO()) as said, redirect_stderr(io.StringIO()) as complained:
             try:
-                runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")
+                if name.endswith(".py"):
+                    runpy.run_path(str(ROOT / name), run_name="__main__")
+                else:
+                    code = main(words)
             except SystemExit as end:
                 code = int(end.code or 0)
     families.use([])
@@ -59,8 +63,9 @@ def script(name: str, *arguments: object, **variables: str) -> subprocess.Comple
 
 
 def process(name: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a script in a new process and wait for its end. `options` go to subprocess.run."""
-    return _run([sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, arguments)], **options)
+    """Run a command or a program as `script` does, but in a new process. `options` go to subprocess.run."""
+    program = [str(ROOT / name)] if name.endswith(".py") else ["-m", "autotune_cli", name]
+    return _run([sys.executable, *program, *map(str, arguments)], **options)
 
 
 def python(code: str, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from reference_steps import convolved, gated, gates, run_chain
 
-from autotune.ir import (
-    BYTE_FORMATS,
+from autotune.ir import BYTE_FORMATS, Problem
+from autotune.ir.operators import (
     AdaptiveAvgPool2d,
     AvgPool2d,
     BatchNormGradient,
@@ -49,7 +49,6 @@ from autotune.ir import (
     PatchConv2d,
     Piece,
     PointwisePair,
-    Problem,
     ReluGradientSums,
     SeBlock,
     SeDownBlock,

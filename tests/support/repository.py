@@ -8,6 +8,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 SCRIPTS = ROOT / "scripts"
 
+CAMPAIGNS = ROOT / "tests" / "campaigns"
+
 DATA = ROOT / "tests" / "data"
 
 KERNELS = ROOT / "tests" / "kernels"

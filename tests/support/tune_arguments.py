@@ -1,9 +1,9 @@
-"""Requests of scripts/tune.py."""
+"""Requests of `autotune tune`."""
 
 import argparse
 
 from autotune.core import architecture
-from autotune_cli.commands import tune
+from autotune_cli.arguments import tune
 from autotune_cli.tune_request import tune_requests
 
 

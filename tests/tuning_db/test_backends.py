@@ -77,7 +77,7 @@ def test_reading_is_only_reading(where):
 
 
 def test_opening_what_is_not_there(where):
-    with pytest.raises(DatabaseError, match=r"no tuning database at .*make one with scripts/tune\.py"):
+    with pytest.raises(DatabaseError, match=r"no tuning database at .*make one with `autotune tune"):
         Store.open(where)
 
 

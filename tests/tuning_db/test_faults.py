@@ -2,7 +2,6 @@
 
 import os
 import random
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -12,14 +11,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from databases import CONV, LIBRARY, identity
+from databases import CONV, LIBRARY, fill, identity
 from kill_tuner import check, kill, trial_rows, tuner
 from processes import HANG
 from repository import ROOT
 
 from tuning_db import DatabaseError, Store, file_lock, process_id
 
-OLDER = ROOT / "tests" / "data" / "schema_1.db"
 NOBODY = 65534
 
 
@@ -43,7 +41,7 @@ def test_a_creation_that_was_killed_is_no_obstacle(tmp_path):
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")  # the first thing that happens to a new file
     assert path.stat().st_size
-    with pytest.raises(DatabaseError, match=r"is empty.*run scripts/tune\.py"):
+    with pytest.raises(DatabaseError, match=r"is empty.*run `autotune tune"):
         Store.open(path)
     with Store.create(path) as store:
         store.put_problem(CONV.format(n=1))
@@ -157,13 +155,12 @@ def public():
         os.chmod(name, 0o755)
 
 
-@pytest.fixture(params=["schema 1", "present schema", "left by a killed tuner"])
+@pytest.fixture(params=["closed", "left by a killed tuner"])
 def anyones(request, public):
     """A database that another user may read."""
     path = public / "tuning.db"
-    shutil.copy(OLDER, path)
-    if request.param != "schema 1":
-        Store.create(path).close()
+    with Store.create(path) as store:
+        fill(store, 1)
     if request.param == "left by a killed tuner":
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("PRAGMA journal_mode = WAL")
@@ -176,7 +173,7 @@ def test_a_read_only_folder_is_read_and_never_written(anyones):
     anyones.parent.chmod(0o555)
     before = anyones.read_bytes()
     read, written = as_somebody(READ, anyones), as_somebody(WRITE, anyones)
-    assert (read.returncode, read.stdout.strip()) == (0, "13"), read.stderr
+    assert read.returncode == 0 and int(read.stdout) > 5, read.stderr
     assert written.returncode == 1 and "Traceback" not in written.stderr
     assert str(anyones) in written.stderr and "writable" in written.stderr
     assert anyones.read_bytes() == before

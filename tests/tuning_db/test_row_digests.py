@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 import sqlite3
 from contextlib import closing
 
@@ -14,7 +13,6 @@ from tuning_db import DatabaseError, Store
 from tuning_db.pack import merge
 from tuning_db.snapshot import read
 
-OLDER = ROOT / "tests" / "data" / "schema_1.db"
 IDENTITY = "json_array(k.family, k.config, k.dtype, k.epilogue, k.target)"
 
 
@@ -67,7 +65,7 @@ def stored(path):
         yield from ((table, *row) for row in rows(path, f"SELECT id, digest FROM {table}"))
 
 
-@pytest.fixture(params=["tuned", "merged", "upgraded", "shipped"])
+@pytest.fixture(params=["tuned", "merged", "shipped"])
 def path(request, tmp_path):
     place = tmp_path / "a.db"
     match request.param:
@@ -79,10 +77,7 @@ def path(request, tmp_path):
             for seed, compiler in ((1, "c"), (2, "d")):
                 with Store.create(tmp_path / f"{seed}.db") as store:
                     fill(store, seed, compiler=compiler)
-            merge([tmp_path / "1.db", tmp_path / "2.db", OLDER], place)
-        case "upgraded":
-            shutil.copy(OLDER, place)
-            Store.create(place).close()
+            merge([tmp_path / "1.db", tmp_path / "2.db"], place)
         case "shipped":
             return ROOT / "tuning_db" / "resnets_h200.db"
     return place

@@ -16,8 +16,8 @@ import sqlalchemy as sa
 from processes import HANG
 from repository import ROOT
 
-from tuning_db import DatabaseError, Store, ranking
-from tuning_db.location import APPLICATION_ID, SCHEMA_VERSION, schema_of
+from tuning_db import DatabaseError, Store, open_reader, ranking
+from tuning_db.location import APPLICATION_ID, SCHEMA_VERSION, has_tables
 from tuning_db.schema import ProblemRow
 
 CONV = "conv2d n=1 h=4 w=4 c=8 k=8 r=1 s=1 stride=1,1 pad=0,0 dilation=1,1 groups=1 dtype=f32 epilogue=none"
@@ -231,13 +231,18 @@ def test_file_that_is_no_sqlite(opened, content, tmp_path):
     assert text.read_bytes() == content
 
 
-@pytest.mark.parametrize("opened", [Store.open, Store.create])
-def test_newer_schema(opened, filled):
+@pytest.mark.parametrize("version", [0, SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
+@pytest.mark.parametrize("opened", [Store.open, Store.create, open_reader])
+def test_another_schema(opened, version, filled):
     with sql(filled) as connection:
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+        connection.execute(f"PRAGMA user_version = {version}")
+    before = filled.read_bytes()
     with pytest.raises(DatabaseError) as error:
         opened(filled)
-    assert str(filled) in sentence(error) and "upgrade" in sentence(error)
+    older = version < SCHEMA_VERSION
+    assert f"{filled} has schema {version}, {'older' if older else 'newer'} than the" in sentence(error)
+    assert ("tune again into a new file" if older else "upgrade the package") in sentence(error)
+    assert filled.read_bytes() == before
 
 
 def read_all(path):
@@ -288,7 +293,7 @@ def test_another_binary_in_its_place(filled):
 def test_no_such_file(tmp_path):
     with pytest.raises(DatabaseError) as error:
         Store.open(tmp_path / "absent.db")
-    assert str(tmp_path / "absent.db") in sentence(error) and "scripts/tune.py" in sentence(error)
+    assert str(tmp_path / "absent.db") in sentence(error) and "autotune tune" in sentence(error)
     assert not (tmp_path / "absent.db").exists()
 
 
@@ -392,7 +397,7 @@ def test_a_file_that_is_being_made_is_no_other_file(tmp_path):
 
     def watch(path):
         try:
-            while not (path.exists() and path.stat().st_size) or schema_of(path) is None:
+            while not (path.exists() and path.stat().st_size) or not has_tables(path):
                 pass
         except DatabaseError as error:
             found.append(error)

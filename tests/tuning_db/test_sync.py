@@ -209,7 +209,7 @@ def test_a_file_that_is_missing_is_made(pair, tmp_path, missing):
 
 def test_two_files_that_are_missing_are_an_error(tmp_path):
     sync = Sync(tmp_path / "a.db", tmp_path / "b.db")
-    with pytest.raises(DatabaseError, match=r"neither .*a\.db nor .*b\.db.*scripts/tune\.py"):
+    with pytest.raises(DatabaseError, match=r"neither .*a\.db nor .*b\.db.*autotune tune"):
         sync.run_pass()
     assert not list(tmp_path.iterdir())
 

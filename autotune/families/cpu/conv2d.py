@@ -12,7 +12,8 @@ from autotune.families.base import Config, Parameter
 from autotune.families.cpu.common import WITH_BYTES, CpuFamily
 from autotune.families.cpu.tiles import LoopExtents, TileFamily, require_registers, vectors
 from autotune.families.rules import Rules
-from autotune.ir import Conv2d, Conv2dDgrad, Conv2dGradientSums, Conv2dStatistics, Conv2dWgrad, Epilogue, Gemm
+from autotune.ir import Epilogue
+from autotune.ir.operators import Conv2d, Conv2dDgrad, Conv2dGradientSums, Conv2dStatistics, Conv2dWgrad, Gemm
 
 
 def _inside(problem: Conv2d, axis: int) -> float:

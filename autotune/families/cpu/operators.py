@@ -7,7 +7,7 @@ from autotune.families.base import CHANNELS_LAST, Config, Launch, Parameter
 from autotune.families.cpu.common import BLOCK_C, THREADS, WITH_BYTES, ChannelsFamily, CpuFamily
 from autotune.families.rules import Rules, require
 from autotune.families.shared_rules import ACT, GATE, LINEAR, RESULT, ActivationsFamily, CastFamily, UpsampleFamily
-from autotune.ir import (
+from autotune.ir.operators import (
     AdaptiveAvgPool2d,
     AvgPool2d,
     BatchNormGradient,

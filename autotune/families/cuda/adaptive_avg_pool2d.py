@@ -7,7 +7,8 @@ from autotune.families.base import Config, Parameter
 from autotune.families.cuda.common import WITH_BYTES, CudaFamily
 from autotune.families.cuda.rules import require_access, require_whole_vectors
 from autotune.families.rules import Rules
-from autotune.ir import AdaptiveAvgPool2d, Epilogue
+from autotune.ir import Epilogue
+from autotune.ir.operators import AdaptiveAvgPool2d
 
 
 class CudaAdaptiveAvgPool2d(CudaFamily[AdaptiveAvgPool2d]):

@@ -9,7 +9,8 @@ from autotune.families.base import Config, Parameter
 from autotune.families.cuda.common import CudaFamily
 from autotune.families.cuda.rules import require_access, require_whole_vectors
 from autotune.families.rules import Rules, require
-from autotune.ir import Epilogue, LayerNorm, Softmax
+from autotune.ir import Epilogue
+from autotune.ir.operators import LayerNorm, Softmax
 
 _MAX_CHANNELS = 64  # of a thread, as float32 in registers
 

@@ -7,7 +7,8 @@ from autotune.families.base import Config, Parameter
 from autotune.families.cuda.common import WITH_BYTES, CudaFamily
 from autotune.families.cuda.rules import require_access, require_whole_vectors
 from autotune.families.rules import Rules, require
-from autotune.ir import Concat, Epilogue
+from autotune.ir import Epilogue
+from autotune.ir.operators import Concat
 
 _INTERLEAVES = (1, 2, 4)  # that kernels are compiled for; 0 stands for a value known at run time
 _MOST_VECTORS = 2**31 - 1  # a kernel counts them in 32 bits

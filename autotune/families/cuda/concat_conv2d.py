@@ -11,7 +11,8 @@ from autotune.families.base import Config, ConfigNumbers, Parameter, Value
 from autotune.families.cuda.common import TensorCoreFamily
 from autotune.families.cuda.rules import require_registers, require_shared
 from autotune.families.rules import Rules, require
-from autotune.ir import ConcatConv2d, Epilogue
+from autotune.ir import Epilogue
+from autotune.ir.operators import ConcatConv2d
 
 _VECTOR, _CHUNK, _ROW_BYTES = 8, 64, 128  # kVector, kK and kRowBytes of the template
 _MAX_REGISTERS = 230  # of 255: the estimate leaves out addresses

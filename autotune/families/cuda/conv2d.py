@@ -15,7 +15,8 @@ from autotune.families.cuda.common import CudaFamily
 from autotune.families.cuda.rules import require_registers
 from autotune.families.cutlass2.tile import require_addressable
 from autotune.families.rules import Rules, require, require_no_overflow
-from autotune.ir import DTYPES, Conv2d, Conv2dFoldedSe, Conv2dSe, Epilogue, Problem
+from autotune.ir import DTYPES, Epilogue, Problem
+from autotune.ir.operators import Conv2d, Conv2dFoldedSe, Conv2dSe
 
 ROW_BYTES = 128
 """Bytes of a pixel's or a filter's channels of a step in shared memory."""

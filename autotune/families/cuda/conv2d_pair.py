@@ -11,7 +11,8 @@ from autotune.families.base import Config, ConfigNumbers, Parameter, Value
 from autotune.families.cuda.common import TensorCoreFamily
 from autotune.families.cuda.rules import require_registers, require_shared
 from autotune.families.rules import Rules, require
-from autotune.ir import Conv2dPair, Epilogue
+from autotune.ir import Epilogue
+from autotune.ir.operators import Conv2dPair
 
 _FILTERS, _STRIDES, _ROWS = (1, 3), (1, 2), (1, 2, 4)
 _SIDES = (4, 7, 8, 14, 16, 28, 32)

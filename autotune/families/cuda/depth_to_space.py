@@ -7,7 +7,8 @@ from autotune.families.base import Config, Parameter
 from autotune.families.cuda.common import CudaFamily
 from autotune.families.cuda.rules import require_access, require_whole_vectors
 from autotune.families.rules import Rules, require
-from autotune.ir import DepthToSpace, Epilogue
+from autotune.ir import Epilogue
+from autotune.ir.operators import DepthToSpace
 
 
 class CudaDepthToSpace(CudaFamily[DepthToSpace]):

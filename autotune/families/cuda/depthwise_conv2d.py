@@ -11,7 +11,8 @@ from autotune.families.base import Config, ConfigNumbers, Parameter
 from autotune.families.cuda import known_window
 from autotune.families.cuda.rules import require_access
 from autotune.families.rules import Rules, require
-from autotune.ir import DTYPES, Conv2d, Epilogue
+from autotune.ir import DTYPES, Epilogue
+from autotune.ir.operators import Conv2d
 
 _MAX_REGISTERS = 160  # of a thread's sums and one input row; addresses and weights take the rest of 255
 

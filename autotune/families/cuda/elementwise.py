@@ -8,7 +8,8 @@ from autotune.families.cuda.common import WITH_BYTES, CudaFamily
 from autotune.families.cuda.rules import require_access, require_whole_vectors
 from autotune.families.rules import Rules
 from autotune.families.shared_rules import RESULT, CastFamily
-from autotune.ir import BYTE_FORMATS, Cast, Elementwise, Epilogue
+from autotune.ir import BYTE_FORMATS, Epilogue
+from autotune.ir.operators import Cast, Elementwise
 
 _PARAMETERS = (
     Parameter("vector", (1, 2, 4, 8, 16), "channels of an access"),

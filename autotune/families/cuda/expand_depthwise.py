@@ -11,7 +11,8 @@ from autotune.families.base import Config, ConfigNumbers, Launch, Parameter, Val
 from autotune.families.cuda.common import TensorCoreFamily
 from autotune.families.cuda.rules import require_shared
 from autotune.families.rules import Rules, require
-from autotune.ir import DTYPES, Epilogue, ExpandDepthwise
+from autotune.ir import DTYPES, Epilogue
+from autotune.ir.operators import ExpandDepthwise
 
 _FILTERS, _STRIDES = (3, 5, 7), (1, 2)
 _VECTOR, _PADDING = 8, 8  # kVector and kPadding of the template

@@ -17,7 +17,8 @@ from autotune.families.base import Config, Launch, Parameter, Value
 from autotune.families.cuda.common import TensorCoreFamily
 from autotune.families.cuda.rules import resident_rules
 from autotune.families.rules import Rules, require
-from autotune.ir import Conv2d, Conv2dWgrad, Epilogue, FirstLayers
+from autotune.ir import Epilogue
+from autotune.ir.operators import Conv2d, Conv2dWgrad, FirstLayers
 
 P = TypeVar("P", bound=Conv2d | FirstLayers)
 

@@ -9,7 +9,8 @@ from autotune.families import se_gate
 from autotune.families.base import Config, Parameter, Value
 from autotune.families.cuda.conv2d import MmaConvFamily
 from autotune.families.rules import Rules, require
-from autotune.ir import Conv2dFoldedSe, Epilogue
+from autotune.ir import Epilogue
+from autotune.ir.operators import Conv2dFoldedSe
 
 _HIDDEN = se_gate.HIDDEN[:-1]  # 64 columns leave too few registers
 

@@ -7,7 +7,8 @@ from autotune.families.base import Config, Launch, Parameter
 from autotune.families.cuda.common import CudaFamily
 from autotune.families.cuda.rules import require_access, require_whole_vectors
 from autotune.families.rules import Rules
-from autotune.ir import DTYPES, Epilogue, GroupNorm
+from autotune.ir import DTYPES, Epilogue
+from autotune.ir.operators import GroupNorm
 
 _TOGETHER = Parameter("together", (1, 2, 4, 8, 16, 32, 64), "neighbouring groups a block")
 _HOLD = Parameter("hold", (0, 1), "1: the input waits in shared memory for its mean; 0: it is read three times")

@@ -11,7 +11,8 @@ from autotune.families.base import Config, ConfigNumbers, Parameter, Value
 from autotune.families.cuda.common import TensorCoreFamily
 from autotune.families.cuda.rules import require_registers, require_shared, require_square_window, require_window
 from autotune.families.rules import Rules, require
-from autotune.ir import Conv2d, Epilogue
+from autotune.ir import Epilogue
+from autotune.ir.operators import Conv2d
 
 _FILTERS, _STRIDES, _WIDTHS = (3, 5, 7), (1, 2), (1, 4, 8, 16, 24, 32, 40, 48, 56, 64)
 _VECTOR, _PIXELS = 8, 16  # channels of a unit; pixels of a product

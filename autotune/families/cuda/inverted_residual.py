@@ -12,7 +12,8 @@ from autotune.families.base import Config, ConfigNumbers, Parameter, Value
 from autotune.families.cuda.common import TensorCoreFamily
 from autotune.families.cuda.rules import require_shared
 from autotune.families.rules import Rules, require
-from autotune.ir import DTYPES, Epilogue, InvertedResidual
+from autotune.ir import DTYPES, Epilogue
+from autotune.ir.operators import InvertedResidual
 
 _FILTERS, _STRIDES = (3, 5, 7), (1, 2)
 _COLUMNS = (16, 32, 64, 96, 128, 160, 192, 256, 320)

@@ -12,7 +12,8 @@ from autotune.families.base import Config, Parameter
 from autotune.families.cuda.common import CudaFamily
 from autotune.families.cuda.rules import require_whole_vectors, require_window
 from autotune.families.rules import Rules, require
-from autotune.ir import Conv2d, Epilogue, Pool2d
+from autotune.ir import Epilogue
+from autotune.ir.operators import Conv2d, Pool2d
 
 P = TypeVar("P", bound=Conv2d | Pool2d)
 

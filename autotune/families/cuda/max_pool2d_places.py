@@ -10,7 +10,8 @@ from autotune.families.base import Config, Parameter
 from autotune.families.cuda import known_window
 from autotune.families.cuda.rules import require_access
 from autotune.families.rules import Rules, require
-from autotune.ir import DTYPES, Epilogue, MaxPool2dPlaces, MaxPool2dPlacesGradient
+from autotune.ir import DTYPES, Epilogue
+from autotune.ir.operators import MaxPool2dPlaces, MaxPool2dPlacesGradient
 
 P = TypeVar("P", bound=MaxPool2dPlaces | MaxPool2dPlacesGradient)
 

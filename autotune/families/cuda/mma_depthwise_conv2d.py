@@ -11,7 +11,8 @@ from autotune.families.base import Config, ConfigNumbers, Parameter, Value
 from autotune.families.cuda.common import TensorCoreFamily
 from autotune.families.cuda.rules import require_registers, require_shared, require_square_window, require_window
 from autotune.families.rules import Rules, require
-from autotune.ir import Conv2d, Epilogue
+from autotune.ir import Epilogue
+from autotune.ir.operators import Conv2d
 
 _FILTERS, _STRIDES = (3, 5, 7), (1, 2)
 _VECTOR, _ROWS, _BAND_BYTES = 8, 16, 96  # kVector and kBandBytes of the template; rows of a product

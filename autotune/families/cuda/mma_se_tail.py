@@ -9,7 +9,8 @@ from autotune.core import Architecture
 from autotune.families.base import Config, ConfigNumbers, Launch, Parameter, Value
 from autotune.families.cuda.common import TensorCoreFamily
 from autotune.families.rules import Rules, require
-from autotune.ir import Epilogue, SeTail
+from autotune.ir import Epilogue
+from autotune.ir.operators import SeTail
 
 _ROWS = 8  # rows of a product: images, or parts of an image's pixels
 _WARP_CHANNELS = 32

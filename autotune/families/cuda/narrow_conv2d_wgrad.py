@@ -11,7 +11,8 @@ from autotune.families.cuda import few_channels
 from autotune.families.cuda.common import TensorCoreFamily
 from autotune.families.cuda.rules import require_registers, resident_rules
 from autotune.families.rules import Rules, require
-from autotune.ir import Conv2dWgrad, Epilogue
+from autotune.ir import Epilogue
+from autotune.ir.operators import Conv2dWgrad
 
 _STRIDES = (1, 2)
 _COLUMNS = (16, 32, 64, 112, 128)

@@ -8,7 +8,8 @@ from autotune.core import Architecture, ceil_div
 from autotune.families.base import CHANNELS_LAST, Config, Launch, Parameter, Value
 from autotune.families.cuda.common import TensorCoreFamily
 from autotune.families.rules import Rules, require
-from autotune.ir import Epilogue, PatchConv2d
+from autotune.ir import Epilogue
+from autotune.ir.operators import PatchConv2d
 
 _STEPS = (1, 2, 3, 4, 6, 8, 12)
 _MAX_FRAGMENTS = 16  # operand fragments, of 16 patches by 16 of K, that a thread's registers hold

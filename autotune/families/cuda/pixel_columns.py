@@ -11,7 +11,8 @@ from autotune.families.base import Config, Launch, Parameter
 from autotune.families.cuda.common import CudaFamily
 from autotune.families.cuda.rules import require_access, require_whole_vectors
 from autotune.families.rules import Rules, require
-from autotune.ir import DTYPES, BatchNormGradient, BatchNormGradientSums, BatchNormStatistics, Epilogue
+from autotune.ir import DTYPES, Epilogue
+from autotune.ir.operators import BatchNormGradient, BatchNormGradientSums, BatchNormStatistics
 from autotune.ir.problem.images import Images
 
 P = TypeVar("P", bound=Images)

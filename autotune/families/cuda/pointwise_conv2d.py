@@ -12,7 +12,8 @@ from autotune.families.cuda.common import TensorCoreFamily
 from autotune.families.cutlass2.gemm import gemm_sizes, require_product
 from autotune.families.cutlass2.tile import require_addressable
 from autotune.families.rules import Rules, require
-from autotune.ir import Conv2d, Epilogue, Gemm
+from autotune.ir import Epilogue
+from autotune.ir.operators import Conv2d, Gemm
 
 _STEPS = (1, 2, 3, 4, 6, 8)
 _WALKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)

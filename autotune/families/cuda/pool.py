@@ -12,7 +12,8 @@ from autotune.families.cuda import known_window
 from autotune.families.cuda.common import WITH_BYTES
 from autotune.families.cuda.rules import require_access
 from autotune.families.rules import Rules, require
-from autotune.ir import DTYPES, AvgPool2d, ClippedAvgPool2d, Epilogue, MaxPool2d, Pool2d
+from autotune.ir import DTYPES, Epilogue
+from autotune.ir.operators import AvgPool2d, ClippedAvgPool2d, MaxPool2d, Pool2d
 
 _MAX_REGISTERS = 128  # of a thread's windows and one input row
 

@@ -7,7 +7,8 @@ from autotune.families.base import Config, Parameter
 from autotune.families.cuda.common import CudaFamily
 from autotune.families.cuda.rules import require_access, require_whole_vectors
 from autotune.families.rules import Rules, require
-from autotune.ir import Epilogue, ReluGradientSums
+from autotune.ir import Epilogue
+from autotune.ir.operators import ReluGradientSums
 
 _SHARED_BYTES = 48 * 1024
 _ROWS = 4

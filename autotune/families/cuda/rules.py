@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from autotune.core import Architecture
 from autotune.families.rules import Rules, require
-from autotune.ir import DTYPES, Conv2d, Pool2d
+from autotune.ir import DTYPES
+from autotune.ir.operators import Conv2d, Pool2d
 
 _ACCESS_BYTES = 16  # of the widest load and store of a thread: CUDA C++ Programming Guide, "Device Memory Accesses"
 

@@ -8,7 +8,8 @@ from autotune.core import Architecture
 from autotune.families.base import Config, Launch, Parameter
 from autotune.families.cuda.common import CudaFamily
 from autotune.families.rules import Rules, require
-from autotune.ir import DTYPES, Epilogue, SeGates, SeTail, SqueezeExcite
+from autotune.ir import DTYPES, Epilogue
+from autotune.ir.operators import SeGates, SeTail, SqueezeExcite
 
 P = TypeVar("P", bound=SeTail | SqueezeExcite | SeGates)
 

@@ -6,7 +6,8 @@ from autotune.core import Architecture
 from autotune.families.base import CHANNELS_LAST, Config, Launch, Parameter
 from autotune.families.cuda.common import CudaFamily
 from autotune.families.rules import Rules, require
-from autotune.ir import DTYPES, SpaceToDepth
+from autotune.ir import DTYPES
+from autotune.ir.operators import SpaceToDepth
 
 _BLOCKS = (2, 4, 8)
 _VECTOR = 8  # pixels of a row that a thread reads at once

@@ -11,7 +11,8 @@ from autotune.families.base import Config, Launch, Parameter
 from autotune.families.cuda.se_tail import VECTOR, GatedFamily
 from autotune.families.rules import Rules, require
 from autotune.families.shared_rules import ACT, GATE, ActivationsFamily
-from autotune.ir import DTYPES, Epilogue, SeGates, SqueezeExcite
+from autotune.ir import DTYPES, Epilogue
+from autotune.ir.operators import SeGates, SqueezeExcite
 
 P = TypeVar("P", bound=SqueezeExcite | SeGates)
 

@@ -9,7 +9,8 @@ from autotune.core import Architecture
 from autotune.families.base import Config, Parameter, Value
 from autotune.families.cuda.few_channels import FewChannelsFamily, parameters, widest_access, window_rules
 from autotune.families.rules import Rules, require
-from autotune.ir import BYTE_FORMATS, Conv2d, Epilogue, FirstLayers, Stem, StemCast
+from autotune.ir import BYTE_FORMATS, Epilogue
+from autotune.ir.operators import Conv2d, FirstLayers, Stem, StemCast
 
 P = TypeVar("P", bound=FirstLayers)
 

@@ -7,7 +7,8 @@ from autotune.families.base import Config, Parameter
 from autotune.families.cuda.common import WITH_BYTES, CudaFamily
 from autotune.families.cuda.rules import require_access
 from autotune.families.rules import Rules, require
-from autotune.ir import Epilogue, ToChannelsLast
+from autotune.ir import Epilogue
+from autotune.ir.operators import ToChannelsLast
 
 
 class CudaToChannelsLast(CudaFamily[ToChannelsLast]):

@@ -10,7 +10,8 @@ from autotune.families.cuda.common import CudaFamily
 from autotune.families.cuda.rules import require_access
 from autotune.families.rules import Rules, require
 from autotune.families.shared_rules import LINEAR, UpsampleFamily
-from autotune.ir import Epilogue, Upsample
+from autotune.ir import Epilogue
+from autotune.ir.operators import Upsample
 
 _ROWS = Parameter("rows", (1, 2, 4, 8, 16, 32), "output rows a thread; it reads an input row once for all of them")
 _SPAN = 4  # most input rows that a thread's output rows span; interpolation reads one more, a quarter

@@ -34,7 +34,8 @@ from autotune.families.cutlass2.conv2d_rules import (
 )
 from autotune.families.cutlass2.tile import ThreadblockTile, tile_of
 from autotune.families.rules import Rules, first_unmet, require
-from autotune.ir import Conv2d, Epilogue, Gemm
+from autotune.ir import Epilogue
+from autotune.ir.operators import Conv2d, Gemm
 
 _ACCUMULATORS = {"f32": DataType.f32, "f16": DataType.f16, "s32": DataType.s32}
 _ITERATORS = {

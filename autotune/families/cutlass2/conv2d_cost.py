@@ -6,7 +6,7 @@ from autotune.core import Architecture, ceil_div
 from autotune.families.base import Config, Launch
 from autotune.families.cutlass2.conv2d_rules import FLAT, as_conv2d
 from autotune.families.cutlass2.tile import BITS, swizzles, tile_of
-from autotune.ir import Conv2d, Gemm
+from autotune.ir.operators import Conv2d, Gemm
 
 _ADDRESSING = {"optimized": 0.0, "analytic": 5.0, "fixed_channels": 8.0, "few_channels": 12.0}  # cycles a row
 

@@ -16,7 +16,7 @@ from autotune.families.cutlass2.streamk import (
 )
 from autotune.families.cutlass2.tile import ThreadblockTile, require_addressable
 from autotune.families.rules import Rules, require
-from autotune.ir import Conv2dDgrad, Conv2dWgrad
+from autotune.ir.operators import Conv2dDgrad, Conv2dWgrad
 
 _ALIGNMENT = Parameter("alignment", ALIGNMENTS, "channels of an access: the most that c and k allow")
 _IDENTITY = "gemm::threadblock::GemmIdentityThreadblockSwizzle"

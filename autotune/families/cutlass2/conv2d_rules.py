@@ -7,7 +7,7 @@ from autotune.families.base import Config
 from autotune.families.cutlass2.tile import BITS, ThreadblockTile, require_addressable, tile_of
 from autotune.families.cutlass2.tile_rules import why_illegal
 from autotune.families.rules import Rules, require, require_no_overflow
-from autotune.ir import Conv2d, Gemm
+from autotune.ir.operators import Conv2d, Gemm
 
 FLAT = ("fixed_channels", "few_channels")
 """Iterators whose steps run over r*s*c as a whole instead of over c for each (r, s)."""

@@ -15,7 +15,7 @@ from autotune.families.cutlass2.streamk import (
 )
 from autotune.families.cutlass2.tile import ThreadblockTile, require_addressable
 from autotune.families.rules import Rules, require
-from autotune.ir import Conv2d, Gemm
+from autotune.ir.operators import Conv2d, Gemm
 
 
 def gemm_sizes(problem: Conv2d | Gemm) -> tuple[int, int, int]:

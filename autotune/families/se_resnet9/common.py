@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from autotune.core import Architecture
 from autotune.families.base import CHANNELS_LAST, Config, Family, Launch, Parameter, Value
 from autotune.families.rules import Rules, require
-from autotune.ir import Epilogue, Problem, SeBlock, StemBlock, StemSeBlock
+from autotune.ir import Epilogue, Problem
+from autotune.ir.operators import SeBlock, StemBlock, StemSeBlock
 
 PATCH = 4
 """Pixels of a patch's side: a thread reads one line of a patch at once."""

@@ -11,7 +11,8 @@ from autotune.families.rules import Rules, require
 from autotune.families.sm90.conv2d import Conv2dFamily
 from autotune.families.sm90.conv2d_loads import merges
 from autotune.families.sm90.conv2d_shape import Conv2dShape
-from autotune.ir import Conv2dGradientSums, Conv2dStatistics, Epilogue
+from autotune.ir import Epilogue
+from autotune.ir.operators import Conv2dGradientSums, Conv2dStatistics
 
 P = TypeVar("P", bound=Conv2dStatistics | Conv2dGradientSums)
 

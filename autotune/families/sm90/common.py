@@ -8,7 +8,8 @@ from typing import TypeVar
 from autotune.core import Architecture
 from autotune.families.base import DEVICE_IMAGE, Config, Family
 from autotune.families.rules import Rules, require
-from autotune.ir import MAP_ELEMENTS, Convolution, Problem
+from autotune.ir import MAP_ELEMENTS, Problem
+from autotune.ir.operators import Convolution
 
 P = TypeVar("P", bound=Problem)
 

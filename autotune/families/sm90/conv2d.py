@@ -23,7 +23,8 @@ from autotune.families.sm90.conv2d_loads import (
     products_a_tile,
 )
 from autotune.families.sm90.conv2d_shape import ROW_BYTES, Conv2dShape, max_shared_bytes
-from autotune.ir import BYTE_FORMATS, DTYPES, Conv2d, Conv2dSe, Epilogue, Gemm
+from autotune.ir import BYTE_FORMATS, DTYPES, Epilogue
+from autotune.ir.operators import Conv2d, Conv2dSe, Gemm
 
 P = TypeVar("P", bound=Solved)
 

@@ -19,7 +19,8 @@ from autotune.families.sm90.conv2d_loads import (
     slots_in,
 )
 from autotune.families.sm90.conv2d_shape import ROW_BYTES, SHARED_OVERHEAD, Conv2dShape, max_shared_bytes
-from autotune.ir import DTYPES, Conv2dSe, Conv2dSeSkip, FoldedSe
+from autotune.ir import DTYPES
+from autotune.ir.operators import Conv2dSe, Conv2dSeSkip, FoldedSe
 
 _AHEAD = (4, 8)  # pieces of an added tensor that each warp can load ahead
 

@@ -9,7 +9,8 @@ from autotune.core import MAX_PROCESSORS, Architecture, ceil_div, round_up
 from autotune.families.base import Config, Launch, Parameter, Value
 from autotune.families.rules import Rules, require, require_no_overflow
 from autotune.families.sm90.common import HopperFamily, im2col_rules
-from autotune.ir import BYTE_FORMATS, DTYPES, Conv2dSkip, Epilogue
+from autotune.ir import BYTE_FORMATS, DTYPES, Epilogue
+from autotune.ir.operators import Conv2dSkip
 
 _ROW_BYTES = (64, 128)  # of a step's channels
 _MAX_SUMS = {1: 64, 2: 128, 3: 96, 4: 64}

@@ -10,7 +10,8 @@ from autotune.core import Architecture, ceil_div
 from autotune.families.base import Config, Launch, Parameter, Value
 from autotune.families.rules import Rules, require
 from autotune.families.sm90.common import LOADED_BYTES_A_CYCLE, HopperFamily
-from autotune.ir import Conv2dWgrad, Epilogue
+from autotune.ir import Epilogue
+from autotune.ir.operators import Conv2dWgrad
 
 MAX_SPLITS = 64
 """Most clusters that split a tile's pixels."""

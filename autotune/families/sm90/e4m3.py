@@ -16,7 +16,8 @@ from autotune.families.sm90.common import HopperFamily
 from autotune.families.sm90.conv2d import Conv2dFamily
 from autotune.families.sm90.conv2d_skip import Sm90Conv2dSkip
 from autotune.families.sm90.image_conv2d import Sm90ImageConv2d, Solved
-from autotune.ir import MAX_SUM_ERROR, Conv2d, Conv2dSkip, Gemm, Problem, sum_error
+from autotune.ir import MAX_SUM_ERROR, Problem, sum_error
+from autotune.ir.operators import Conv2d, Conv2dSkip, Gemm
 
 P = TypeVar("P", bound=Problem)
 

@@ -10,7 +10,8 @@ from autotune.families.base import Config, Parameter, Value
 from autotune.families.rules import Rules, require
 from autotune.families.sm90.conv2d import Conv2dFamily
 from autotune.families.sm90.conv2d_shape import Conv2dShape
-from autotune.ir import Conv2dFoldedSe, Conv2dSeSkip, Epilogue, FoldedSe
+from autotune.ir import Epilogue
+from autotune.ir.operators import Conv2dFoldedSe, Conv2dSeSkip, FoldedSe
 
 
 class Sm90FoldedConv2d(Conv2dFamily[FoldedSe]):

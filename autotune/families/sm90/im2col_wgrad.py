@@ -11,7 +11,8 @@ from autotune.families.rules import Rules, require
 from autotune.families.sm90.common import LOADED_BYTES_A_CYCLE, MAX_CLUSTER, HopperFamily, im2col_rules
 from autotune.families.sm90.conv2d_wgrad import MAX_SPLITS, exchange_cycles, split_counts, sum_bytes
 from autotune.families.sm90.staged_tile import CHUNK, StagedTile
-from autotune.ir import Conv2dWgrad, Epilogue
+from autotune.ir import Epilogue
+from autotune.ir.operators import Conv2dWgrad
 
 _MAX_SLOTS = 12
 

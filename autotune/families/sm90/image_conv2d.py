@@ -11,7 +11,8 @@ from autotune.families.base import Config, Launch, Parameter, Value
 from autotune.families.rules import Rules, require, require_no_overflow
 from autotune.families.sm90.common import LOADED_BYTES_A_CYCLE, HopperFamily
 from autotune.families.sm90.conv2d_launches import columns_fit
-from autotune.ir import BYTE_FORMATS, DTYPES, Conv2d, Conv2dFoldedSe, Conv2dSeSkip, Epilogue, FoldedSe
+from autotune.ir import BYTE_FORMATS, DTYPES, Epilogue
+from autotune.ir.operators import Conv2d, Conv2dFoldedSe, Conv2dSeSkip, FoldedSe
 
 _ROWS, _TAPS = 64, 9
 _ROW_BYTES = 128  # of a pixel's or an output channel's step: 64 channels, or 128 of bytes

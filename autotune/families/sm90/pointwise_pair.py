@@ -9,7 +9,8 @@ from autotune.core import MAX_PROCESSORS, Architecture, ceil_div, round_up
 from autotune.families.base import Config, Launch, Parameter, Value
 from autotune.families.rules import Rules, require, require_no_overflow
 from autotune.families.sm90.common import HopperFamily
-from autotune.ir import DTYPES, Epilogue, PointwisePair
+from autotune.ir import DTYPES, Epilogue
+from autotune.ir.operators import PointwisePair
 
 _COLUMNS, _ROW_BYTES = tuple(range(32, 257, 32)), (32, 64, 128)
 _REGISTERS = {1: 128, 2: 232, 3: 160}

@@ -10,7 +10,8 @@ from autotune.families.base import Config, Launch, Parameter
 from autotune.families.rules import Rules, require
 from autotune.families.sm90.common import LOADED_BYTES_A_CYCLE, HopperFamily, im2col_rules
 from autotune.families.sm90.staged_tile import CHUNK, StagedTile
-from autotune.ir import Conv2dDgrad, Epilogue
+from autotune.ir import Epilogue
+from autotune.ir.operators import Conv2dDgrad
 
 _MAX_SLOTS, _MAX_STRIDE = 8, 2
 _ATOM = 8  # rows of 128 bytes that TMA's swizzle mixes

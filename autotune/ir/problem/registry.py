@@ -13,7 +13,7 @@ OPERATORS: dict[str, type[Problem]] = {}
 """Operator name -> class, in the order of registration."""
 
 P = TypeVar("P", bound=Problem)
-_BUILT_IN_PACKAGE = "autotune.ir.problem."
+_BUILT_IN_PACKAGE = "autotune.ir.operators."
 
 
 def register(cls: type[P]) -> type[P]:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from autotune.core import LibraryError
-from autotune.ir import Convolution
+from autotune.ir.operators import Convolution
 
 FORWARD, BACKWARD_DATA, BACKWARD_FILTER = "forward", "backward-data", "backward-filter"
 

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from autotune.core import LibraryError
-from autotune.ir import DTYPES, Conv2d, Conv2dDgrad, Convolution, Operand, Problem, Step, Tensors
+from autotune.ir import DTYPES, Operand, Problem, Step, Tensors
+from autotune.ir.operators import Conv2d, Conv2dDgrad, Convolution
 from autotune.libraries.aten import PASSES
 from autotune.libraries.cudnn.library import CudnnLibrary
 

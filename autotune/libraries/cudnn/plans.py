@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from autotune.core import LibraryError, first_line, format_bytes
-from autotune.ir import Convolution, Problem, Tensors
+from autotune.ir import Problem, Tensors
+from autotune.ir.operators import Convolution
 from autotune.libraries.cudnn.graph import arguments, check, describe, vector_dtypes
 from autotune.libraries.cudnn.library import CudnnLibrary, is_error, library
 

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from autotune.cudnn_algorithms import torch_layers
-from autotune.ir import Conv2d, dtype_name
+from autotune.ir import dtype_name
+from autotune.ir.operators import Conv2d
 from autotune_cli.models import load
 
 

@@ -11,10 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from autotune.core import AutotuneError, format_bytes
+from autotune.core import AutotuneError, format_bytes, number
 from autotune.cudnn_algorithms import DIRECTIONS, ORDERS, Algorithm, ordered
 from autotune.ir import parse
-from autotune_cli.chart import number
 from autotune_cli.record import one_line
 
 WIDTH = 100  # columns of the tables if the output is no terminal

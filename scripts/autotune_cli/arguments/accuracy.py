@@ -26,7 +26,7 @@ CORRECTIONS = {"on": (True,), "off": (False,), "both": (False, True)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--db", metavar="PATH", help="a tuning database (default: none, all on torch's operators)")
+    parser.add_argument("--db", metavar="FILE", help="a tuning database (default: none, all on torch's operators)")
     parser.add_argument(
         "--precision", action="append", metavar="P", help=f"one of {', '.join(PRECISIONS)}; may be repeated"
     )
@@ -77,4 +77,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--save", type=Path, metavar="FILE", help="file of the weights: read if it exists, else written after training"
     )
     add_model(parser.add_argument_group("or any model, on random images"), None, in_channels=False)
-    add_record(parser.add_argument_group("results"), "model and device")
+    add_record(parser.add_argument_group("results"), "accuracy-MODEL-DEVICE")

@@ -14,12 +14,14 @@ import argparse
 from pathlib import Path
 
 from autotune_cli.command_line import (
+    DEFAULT_MODEL,
     add_batches,
     add_device,
     add_dtype,
     add_model,
     add_precision,
     add_record,
+    add_show,
     cpu_threads,
     names,
     seconds,
@@ -45,18 +47,18 @@ STEPS = ("eager", "channels_last", "cuda_graph", "compile", "compile_reduce", "c
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     network = parser.add_argument_group("network")
-    add_model(network, "se_resnet9_fixup")
-    add_batches(network, "128")
+    add_model(network, DEFAULT_MODEL)
+    add_batches(network)
     add_dtype(network)
     add_precision(network)
     variants = parser.add_argument_group("variants")
-    variants.add_argument("--db", metavar="PATH", help="the tuning database of the variant fused")
+    variants.add_argument("--db", metavar="FILE", help="the tuning database of the variant fused")
     variants.add_argument(
         "--against",
         type=Path,
         action="append",
         default=[],
-        metavar="PATH",
+        metavar="FILE",
         help="also time FusedResNet on this database, such as an older one; may be repeated",
     )
     variants.add_argument(
@@ -90,8 +92,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "tuned meanwhile",
     )
     timing_group.add_argument(
-        "--seconds", type=seconds, default=2.0, help="time for each variant and batch size (default 2)"
+        "--seconds", type=seconds, default=2.0, metavar="TIME", help="time for each variant and batch size (default 2)"
     )
     results = parser.add_argument_group("results")
-    add_record(results, "model, device and dtype")
-    results.add_argument("--plot", metavar="FILE.json", help="only draw the chart of a record again")
+    add_record(results, "MODEL-DEVICE-DTYPE")
+    add_show(results, "only draw the chart of a record")

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             sub.add_argument(each.lower(), metavar=each, type=Path if each == "FILE" else database)
         if many:
             sub.add_argument(many.lower(), metavar=many, nargs="+", type=database)
-            sub.add_argument("-o", "--to", metavar="FILE", type=Path, required=True, help="the new file")
+            sub.add_argument("-o", "--out", metavar="FILE", type=Path, required=True, help="the new file")
         return sub
 
     command("info", "show devices, software, tables, and the outcomes of trials", "DB")

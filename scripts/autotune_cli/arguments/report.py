@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--against", metavar="DB2", type=database, help="a database to compare the times with")
     parser.add_argument(
         "-o",
-        "--output",
+        "--out",
         metavar="FILE",
         type=output,
         default=Path("report.html"),

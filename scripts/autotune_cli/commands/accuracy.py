@@ -25,7 +25,7 @@ from autotune.libraries.tf32 import full_float32
 from autotune_cli import models, synthetic_dataset
 from autotune_cli.arguments.accuracy import CORRECTIONS
 from autotune_cli.command_line import torch_device
-from autotune_cli.record import provenance, record_folder, slug, write
+from autotune_cli.record import provenance, slug, write
 from fused_resnet import FusedResNet
 from fused_resnet.networks import se_resnet9_fixup
 from fused_resnet.quantization import DEFAULT_METHOD, compare
@@ -105,7 +105,7 @@ def main(arguments: argparse.Namespace) -> None:
         "reference_top1": top1(expected, case.classes),
         "precisions": {},
     }
-    path = record_folder(arguments.out) / f"{arguments.name or default_name(arguments.model, device)}.json"
+    path = arguments.out or Path(f"{default_name(arguments.model, device)}.json")
     with tempfile.TemporaryDirectory() as folder:
         database = arguments.db or f"{folder}/empty.db"
         if not arguments.db:

@@ -24,7 +24,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 from torch import Tensor, nn
 
-from autotune.core import AutotuneError, require_one_of
+from autotune.core import AutotuneError, number, require_one_of
 from autotune.ir import DTYPES
 from autotune.measure.device_turn import turn
 from autotune_cli import chart, models, timing
@@ -41,10 +41,11 @@ from autotune_cli.baselines import (
     tensors,
 )
 from autotune_cli.command_line import (
+    default_batch,
     torch_device,
 )
 from autotune_cli.models import Model
-from autotune_cli.record import one_line, provenance, record_folder, slug, write
+from autotune_cli.record import one_line, provenance, slug, write
 from autotune_cli.training_steps import STEPS, gradients
 from autotune_cli.training_steps import eager as eager_step
 from fused_resnet.networks import se_resnet9_fixup
@@ -82,7 +83,7 @@ PREPARED = "prepared: waiting for a line on standard input"
 """Line that --pause prints when the variants that read no database are prepared."""
 REFERENCE_IMAGES = 8  # of a batch at a time, so that float32 activations of large images fit into the memory
 OPTIONAL = ("compile_frozen", "compile_max", "untuned", "fused_full")  # variants that only --only or an option runs
-PLACES = ("db", "against", "out", "name", "plot")  # arguments that name files, and are not part of a result
+PLACES = ("db", "against", "out", "show", "started")  # arguments that name files, and are not part of a result
 
 
 @dataclass(frozen=True)
@@ -103,14 +104,14 @@ class Result:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    if arguments.plot:
-        plot(Path(arguments.plot))
+    if arguments.show:
+        plot(arguments.show)
         return
     if arguments.threads:
         os.environ["OMP_NUM_THREADS"] = str(arguments.threads)  # for kernels that bring an OpenMP runtime of their own
         torch.set_num_threads(arguments.threads)
     device = torch_device(arguments.device)
-    arguments.batch = list(dict.fromkeys(arguments.batch or [128]))
+    arguments.batch = list(dict.fromkeys(arguments.batch or [default_batch(device.type == "cuda")]))
     dtype = arguments.dtype or models.default_dtype(device, arguments.precision)
     chosen = pick_variants(arguments, device)
     model = models.load(arguments.model, arguments.input, arguments.in_channels)
@@ -127,8 +128,7 @@ def main(arguments: argparse.Namespace) -> None:
         "batches": [],
     }
     mode = ("-train-amp" if arguments.amp else "-train") if arguments.train else ""
-    name = arguments.name or default_name(model.name, device, arguments.precision or dtype) + mode
-    path = record_folder(arguments.out) / f"{name}.json"
+    path = arguments.out or Path(f"{default_name(model.name, device, arguments.precision or dtype)}{mode}.json")
     ran = False
     for batch in arguments.batch:
         pause = arguments.pause and batch == arguments.batch[0]
@@ -339,7 +339,7 @@ def plot(path: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise AutotuneError(f"'{path}' is not a record of `autotune bench`: {one_line(problem)}") from problem
     except ImportError as problem:
-        raise AutotuneError(f"drawing needs matplotlib: install it, then run autotune bench --plot {path}") from problem
+        raise AutotuneError(f"drawing needs matplotlib: install it, then run autotune bench --show {path}") from problem
     Console().print(f"wrote {picture}", highlight=False)
 
 
@@ -373,11 +373,11 @@ def spread_text(value: timing.Spread | None, scale: float) -> str:
     """Return the median and, in percent of it, half the distance from the 10th to the 90th percentile."""
     if value is None:
         return ""
-    return f"{chart.number(value.median / scale)} ±{50 * (value.high - value.low) / value.median:.0f}%"
+    return f"{number(value.median / scale)} ±{50 * (value.high - value.low) / value.median:.0f}%"
 
 
 def ratio_text(value: timing.Ratio | None) -> str:
     """Return the ratio and its confidence interval."""
     if value is None:
         return ""
-    return f"{chart.number(value.median)} ({chart.number(value.low)}-{chart.number(value.high)})"
+    return f"{number(value.median)} ({number(value.low)}-{number(value.high)})"

@@ -1,14 +1,4 @@
-"""Compare our tuned kernels with cuDNN and torch, layer by layer.
-
-The peers are the best of all cuDNN plans, cuDNN's first choice, the database's
-best CUTLASS 2.x kernel, and torch's operators. All candidates are verified,
-captured into CUDA graphs and timed in interleaved rounds of one run. The
-results are a table, a JSON record with every plan that was tried, and a chart.
-
-Example:
-  autotune tune --problems benchmarks/layers/resnet.txt --db layers.db
-  autotune bench-layers --layers resnet --db layers.db
-"""
+"""Runs `autotune bench-layers`, whose options and description are in arguments/bench_layers.py."""
 
 from __future__ import annotations
 
@@ -23,15 +13,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from autotune.core import AutotuneError, device_name
 from autotune.libraries import cudnn
-from autotune_cli.command_line import RECORDS, positive
 from autotune_cli.layers.comparison import CHOOSING_ROUNDS, FINALISTS, SLOW, Job
-from autotune_cli.layers.layer_sets import LAYERS, known_sets, layer_set, title
+from autotune_cli.layers.known_sets import LAYERS
+from autotune_cli.layers.layer_sets import layer_set, title
 from autotune_cli.layers.process import ComparisonProcess
 from autotune_cli.layers.report import draw, read, show, summary
-from autotune_cli.record import provenance, record_folder, slug, write
+from autotune_cli.record import provenance, slug, write
 from tuning_db import Store
 
-LEAST_ROUNDS = 30
 METHOD = {
     "unit": "microseconds",
     "time": "mean over a CUDA graph of many launches, between two events; median, 10th and 90th percentile over rounds",
@@ -64,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
         raise AutotuneError("torch sees no NVIDIA GPU: layers are compared with cuDNN on one")
     Store.open(args.db).close()  # errors of the database come before the measurements
     device = torch.device("cuda:0")
-    place = args.json or record_folder(None) / f"layers-{path.stem}-{slug(device_name(device))}.json"
+    place = args.out or Path(f"layers-{path.stem}-{slug(device_name(device))}.json")
     record: dict[str, Any] = {
         **provenance(device),
         "cudnn": cudnn_versions(device),
@@ -94,37 +83,6 @@ def main(args: argparse.Namespace) -> int:
     Console().print(f"wrote {place}", highlight=False)
     draw(record, args.chart or place.with_suffix(".png"))
     return 0
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--layers", default="resnet", metavar="SET", help=f"{', '.join(known_sets())}, or a file of problems"
-    )
-    parser.add_argument(
-        "--only", metavar="PATTERN", help="only layers whose title in the table or text matches this regular expression"
-    )
-    parser.add_argument("--db", type=Path, metavar="FILE", help="the tuning database with our kernels")
-    parser.add_argument(
-        "--rounds",
-        type=rounds,
-        default=40,
-        metavar="N",
-        help=f"rounds that are evaluated (default 40, at least {LEAST_ROUNDS})",
-    )
-    results = parser.add_argument_group("results")
-    results.add_argument(
-        "--json", type=Path, metavar="FILE", help=f"the record (default layers-SET-GPU.json in {RECORDS})"
-    )
-    results.add_argument("--chart", type=Path, metavar="FILE", help="the chart (default: beside the record)")
-    results.add_argument("--show", type=Path, metavar="FILE.json", help="only print and draw a record")
-
-
-def rounds(text: str) -> int:
-    if positive(text) < LEAST_ROUNDS:
-        raise argparse.ArgumentTypeError(
-            f"'{text}' rounds are too few for a confidence interval: give at least {LEAST_ROUNDS}"
-        )
-    return int(text)
 
 
 def advice(layers: str, database: Path | str = "FILE") -> str:

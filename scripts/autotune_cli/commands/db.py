@@ -14,12 +14,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from autotune.codegen import KernelResources
-from autotune.core import AutotuneError, format_bytes
+from autotune.core import AutotuneError, flop_unit, format_bytes
 from autotune.families import families
 from autotune.ir import parse
+from autotune.report import StoredResources
 from autotune.tuner import DEFAULT_OBJECTIVES, format_config, layer_winners, optuna_export
-from autotune_cli.flop_rates import flop_unit
-from autotune_cli.stored_resources import StoredResources
 from autotune_cli.tables import winners
 from tuning_db import DatabaseError, Reader, Store, diff, json_export, remote, signature
 from tuning_db.location import SCHEMA_VERSION, Location, check, file_of, is_address, is_remote
@@ -180,21 +179,16 @@ def verify(place: Location, keys: Sequence[str], console: Console) -> None:
     trusted = signature.public_keys(keys)
     name = remote.name_of(place) if is_remote(place) else str(place)
     with Reader(_file(place), trusted, name) as reader:
-        counts, compared = reader.check_all(), reader.has_digests
-    what = (
-        "all rows are as they were stored"
-        if compared
-        else "all rows can be decoded, and this older schema has no digests to compare (db.py merge it into a new file)"
-    )
+        counts = reader.check_all()
     rows = ", ".join(f"{table} {count}" for table, count in counts.items())
     signed = "signed by a key that you trust" if trusted else "no key was given, so no signature was checked"
-    console.print(f"{name}: {what} ({rows}); {signed}", highlight=False, soft_wrap=True)
+    console.print(f"{name}: all rows are as they were stored ({rows}); {signed}", highlight=False, soft_wrap=True)
 
 
 def _file(place: Location) -> Path:
     """Return the path of a database; raises DatabaseError for a server's, and if there is none."""
     if is_address(place):
-        raise DatabaseError(f"{Store.open(place).name} is on a server: db.py pack it into a file, and sign that")
+        raise DatabaseError(f"{Store.open(place).name} is on a server: sign a file of `autotune db pack`")
     path = file_of(place)
     check(path)
     return path
@@ -216,10 +210,10 @@ def main(args: argparse.Namespace) -> None:
     console = Console()
     families()  # registers the operators of $AUTOTUNE_FAMILIES
     if args.command == "pack":
-        pack(args.dbs, args.to)
-        console.print(f"{args.to}: {format_bytes(args.to.stat().st_size)}", highlight=False)
+        pack(args.dbs, args.out)
+        console.print(f"{args.out}: {format_bytes(args.out.stat().st_size)}", highlight=False)
     elif args.command == "merge":
-        show_outcome(merge(args.dbs, args.to), args.to, console)
+        show_outcome(merge(args.dbs, args.out), args.out, console)
     elif args.command == "sync":
         synchronize(Sync(args.db, args.other), args.every, args.once, console)
     elif args.command == "keygen":

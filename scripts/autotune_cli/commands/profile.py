@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
-from autotune.core import AutotuneError, UnknownNameError, chrome_trace, measure_device
+from autotune.core import AutotuneError, UnknownNameError, chrome_trace, flop_unit, measure_device
 from autotune.ir import DTYPES
 from autotune.profiling import (
     Node,
@@ -31,7 +31,7 @@ from autotune.profiling import (
 )
 from autotune.profiling.summary import libraries
 from autotune.profiling.tree import tree
-from autotune_cli.flop_rates import flop_unit
+from autotune_cli.command_line import default_batch
 from autotune_cli.models import Model, default_dtype, load
 from autotune_cli.profiles import page, report
 from autotune_cli.record import one_line, provenance, write
@@ -89,6 +89,7 @@ def make_traces(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         [path for path, _ in model.module.named_modules()], arguments.layer or "*"
     )  # now, not once all is measured
     dtype = DTYPES[arguments.dtype or default_dtype(device, arguments.precision)]
+    arguments.batch = arguments.batch or default_batch(device.type == "cuda")
     x = torch.randn(arguments.batch, *model.shape, generator=torch.Generator().manual_seed(1)).to(device, dtype)
     fused = model.fused_for(x, arguments.db, arguments.precision) if arguments.db else None
     layout = torch.channels_last if arguments.channels_last else torch.contiguous_format

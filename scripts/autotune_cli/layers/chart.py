@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune_cli.chart import FAINT, INK, OURS, number
+from autotune.core import number
+from autotune_cli.chart import FAINT, INK, OURS
 
 LOST = "#d98a3d"  # bars of layers where cuDNN is faster
 ROW_INCHES, HEAD_INCHES = 0.33, 1.5

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from autotune.core import DeviceFacts, device_name, measure_device
-from autotune.ir import BYTE_FORMATS, DTYPES, Conv2d, Conv2dDgrad, Conv2dWgrad, Convolution
+from autotune.ir import BYTE_FORMATS, DTYPES
+from autotune.ir.operators import Conv2d, Conv2dDgrad, Conv2dWgrad, Convolution
 from autotune.libraries import aten, cudnn
 from autotune.measure import CandidateBench, Runnable
 from autotune.runtime import candidate

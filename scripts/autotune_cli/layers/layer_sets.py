@@ -6,17 +6,10 @@ import re
 from pathlib import Path
 
 from autotune.core import AutotuneError
-from autotune.ir import Conv2d, Problem
+from autotune.ir import Problem
+from autotune.ir.operators import Conv2d
+from autotune_cli.layers.known_sets import LAYERS, known_sets
 from autotune_cli.problem_file import read_problems
-
-_PACKAGED = Path(__file__).parent / "sets"
-LAYERS = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).resolve().parents[3] / "benchmarks" / "layers"
-"""The folder of the sets: package data in a wheel, benchmarks/layers in a checkout."""
-
-
-def known_sets() -> list[str]:
-    """Return the names of the sets."""
-    return sorted(path.stem for path in LAYERS.glob("*.txt"))
 
 
 def layer_set(name: str, only: str | None) -> tuple[Path, list[Problem]]:

@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from autotune.core import AutotuneError
+from autotune.core import AutotuneError, number
 from autotune.ir import parse
-from autotune_cli.chart import number
 from autotune_cli.layers import chart
 from autotune_cli.layers.comparison import SIDES
 from autotune_cli.layers.layer_sets import title

@@ -8,10 +8,9 @@ from typing import Any
 
 import jinja2
 
+from autotune.core import flop_unit, number
 from autotune.profiling import Node, Profile, side_by_side, totals
 from autotune.profiling.summary import libraries
-from autotune_cli.chart import number
-from autotune_cli.flop_rates import flop_unit
 from autotune_cli.profiles.report import heading
 
 # The palette of Okabe and Ito, which color-blind readers can tell apart; black text is readable on each color.
@@ -23,6 +22,11 @@ _COLOURS = {
 
 def write(profiles: Sequence[tuple[Profile, Node]], path: Path) -> None:
     """Write the page of one profile, or of two profiles side by side."""
+    path.write_text(render(profiles))
+
+
+def render(profiles: Sequence[tuple[Profile, Node]]) -> str:
+    """Return the page of one profile, or of two profiles side by side."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -32,12 +36,11 @@ def write(profiles: Sequence[tuple[Profile, Node]], path: Path) -> None:
     )
     environment.filters.update(number=number, percent=lambda share: f"{share:.1%}", colour=_colour, libraries=_names)
     trees = [root for _, root in profiles]
-    page = environment.get_template("page.html.j2").render(
+    return environment.get_template("page.html.j2").render(
         title=str(profiles[0][0].about["model"]),
         profiles=[_section(profile, root) for profile, root in profiles],
         both=side_by_side(*trees) if len(trees) > 1 else [],
     )
-    path.write_text(page)
 
 
 def _section(profile: Profile, root: Node) -> dict[str, Any]:

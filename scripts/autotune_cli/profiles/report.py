@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from autotune.core import FlopUnit, number
 from autotune.profiling import LibraryTotals, Node, Totals, side_by_side
-from autotune_cli.chart import number
-from autotune_cli.flop_rates import FlopUnit
 
 WIDE = 120  # from this many columns on the tree shows all of its numbers
 

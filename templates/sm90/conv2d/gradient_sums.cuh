@@ -2,7 +2,7 @@
 // gradient, sets to 0 what a ReLU did not pass on, and adds up the sums of the normalization's gradient (problem
 // conv2d_gradient_sums).
 //
-// The tensors that it reads are loaded for 32 channels of all pixels of a thread, while those before are added up.
+// Loads are pipelined: 32 channels of all pixels of a thread are loaded while the previous 32 are added up.
 #pragma once
 #include "sm90/conv2d/column_totals.cuh"
 

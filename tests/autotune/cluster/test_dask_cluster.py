@@ -310,6 +310,8 @@ def test_where_there_is_no_scheduler_one_sentence_says_so(monkeypatch):
     started = time.monotonic()
     with pytest.raises(WorkerError, match="no Dask scheduler answers at tcp://127"), connected("tcp://127.0.0.1:9"):
         pass
+    with pytest.raises(WorkerError, match=r"at absent\.json: there is no such file"), connected("absent.json"):
+        pass
     assert time.monotonic() - started < 30
 
 

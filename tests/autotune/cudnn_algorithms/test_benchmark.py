@@ -4,7 +4,8 @@ import pytest
 
 from autotune.core import ProblemError
 from autotune.cudnn_algorithms.benchmark import passes
-from autotune.ir import Conv2dDgrad, Conv2dWgrad, parse
+from autotune.ir import parse
+from autotune.ir.operators import Conv2dDgrad, Conv2dWgrad
 
 
 def test_the_passes_of_a_convolution():

@@ -13,7 +13,8 @@ from reference import solve
 
 from autotune.core import architecture
 from autotune.families import Kernel, families, family
-from autotune.ir import (
+from autotune.ir import Epilogue, parse
+from autotune.ir.operators import (
     AdaptiveAvgPool2d,
     AvgPool2d,
     BatchNormGradient,
@@ -28,7 +29,6 @@ from autotune.ir import (
     Conv2dWgrad,
     DepthToSpace,
     Elementwise,
-    Epilogue,
     GlobalAvgPool2d,
     GroupNorm,
     LayerNorm,
@@ -43,7 +43,6 @@ from autotune.ir import (
     SqueezeExcite,
     ToChannelsLast,
     Upsample,
-    parse,
 )
 from autotune.measure import CandidateBench
 from autotune.runtime import bind

@@ -151,8 +151,8 @@ def documented(tmp_path_factory):
 def tuned(documented, tmp_path_factory):
     """The document's command, searching all there is, with the faulty families and a problem that nobody serves."""
     path = tmp_path_factory.mktemp("tuned") / "vectors.db"
-    interpreter, name, *arguments = shlex.split(documented.command)
-    assert (interpreter, name) == ("python", "scripts/tune.py")
+    program, name, *arguments = shlex.split(documented.command)
+    assert (program, name) == ("autotune", "tune")
     arguments += ["--problem", "orphan count=999 dtype=f32 epilogue=add_scalar", "--db", str(path)]
     arguments += ["--problem", SHIFTED.format("wrap"), "--problem", SHIFTED.format("zero")]
     arguments += ["--gain", "0%", "--budget", "20m"]

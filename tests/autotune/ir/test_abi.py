@@ -9,7 +9,8 @@ import subprocess
 import pytest
 
 from autotune.core import ProblemError, paths
-from autotune.ir import OPERATORS, Pool2d, abi, epilogue, parse, problem
+from autotune.ir import OPERATORS, abi, epilogue, operators, parse, problem
+from autotune.ir.operators import Pool2d
 from autotune.runtime import engine
 
 CONSTANTS = {
@@ -18,7 +19,7 @@ CONSTANTS = {
     "AT_MAX_LAUNCH": abi.MAX_LAUNCH,
     "AT_MAX_POINTERS": abi.MAX_POINTERS,
     "AT_WORKSPACE": problem.MAX_OPERANDS,
-    "AT_MAX_PIECES": problem.MAX_PIECES,
+    "AT_MAX_PIECES": operators.MAX_PIECES,
 }
 
 

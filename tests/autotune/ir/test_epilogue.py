@@ -11,7 +11,8 @@ from reference_steps import OTHERS, STEPS, run_chain
 
 from autotune.core import ProblemError
 from autotune.families import Kernel
-from autotune.ir import MAX_SCALARS, Conv2d, Epilogue, epilogue_steps
+from autotune.ir import MAX_SCALARS, Epilogue, epilogue_steps
+from autotune.ir.operators import Conv2d
 from autotune.measure import CandidateBench
 from autotune.runtime import bind
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from autotune.ir import ConstantExpr, Conv2d, Epilogue, Layer, SeTail, fold_gate, fuse_projection
+from autotune.ir import ConstantExpr, Epilogue, Layer, fold_gate, fuse_projection
+from autotune.ir.operators import Conv2d, SeTail
 
 
 def conv(chain, groups=1, name="conv", **buffers):

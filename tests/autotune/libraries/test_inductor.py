@@ -11,14 +11,15 @@ import torch
 import torch._inductor.config  # reads CXX when it is imported, which a test changes
 from comparison import relative_error
 from processes import HANG, in_threads
+from random_networks import draw
 from torch import nn
 
 from autotune.core import LibraryError
-from autotune.ir import TorchCall, parse
+from autotune.ir import parse
+from autotune.ir.operators import TorchCall
 from autotune.libraries import inductor
 from autotune.measure import Worker
 from autotune.runtime import Candidate, ExecutionContext, NetworkPlan
-from autotune_cli.checks.random_networks import draw
 from fused_resnet import FusedResNet
 from fused_resnet.capture import capture
 from fused_resnet.module_state import module_state

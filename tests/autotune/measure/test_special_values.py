@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from autotune.ir import Operand, OperatorCall, TorchCall, ValueRef, compute, parse
+from autotune.ir import Operand, compute, parse
+from autotune.ir.operators import OperatorCall, TorchCall, ValueRef
 from autotune.measure import CandidateBench
 
 CPU = torch.device("cpu")

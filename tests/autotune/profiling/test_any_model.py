@@ -1,4 +1,4 @@
-"""scripts/profile_model.py on a model from a file: before and after, what a narrow terminal shows, and mistakes."""
+"""`autotune profile` on a model from a file: before and after, what a narrow terminal shows, and mistakes."""
 
 import json
 import re
@@ -120,8 +120,8 @@ def test_a_page_names_the_libraries_of_each_module(tmp_path, profile):
 
 
 MISTAKES = [
-    (["--model", "FILE:net", "--input", "5,9,8"], "net does not take an input of 32x5x9x8: RuntimeError: "),
-    (["--model", "FILE:pair", "--input", "3,4,4"], "pair does not take an input of 32x3x4x4: TypeError: "),
+    (["--model", "FILE:net", "--input", "5,9,8"], "net does not take an input of 8x5x9x8: RuntimeError: "),
+    (["--model", "FILE:pair", "--input", "3,4,4"], "pair does not take an input of 8x3x4x4: TypeError: "),
     (["--model", "FILE:branches", "--input", "3,9,8", "--db", "EMPTY"], "cannot be traced for an input of"),
     (["--model", "FILE:net", "--input", "3,0,8"], "'3,0,8' is not a shape: write C,H,W"),
     (["--model", "FILE:net", "--input", "3,9,8", "--layer", "1.con*x"], "no layer matches '1.con*x'"),
@@ -130,7 +130,7 @@ MISTAKES = [
     (["--json", "FILE/a.json"], "cannot be written"),
     (["--html", "FOLDER"], "is a folder: name a file in it"),
     (["--from", "a", "b", "c"], "--from takes one trace, or two"),
-    (["--from", "NUMBER"], "was not recorded by scripts/profile_model.py"),
+    (["--from", "NUMBER"], "was not recorded by `autotune profile`"),
 ]
 
 

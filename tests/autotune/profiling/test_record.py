@@ -1,4 +1,4 @@
-"""Profiles of traces that scripts/profile_model.py --trace recorded on GPUs: tests/data/traces/*.json.gz."""
+"""Profiles of traces that `autotune profile --trace` recorded on GPUs: tests/data/traces/*.json.gz."""
 
 from collections import Counter
 

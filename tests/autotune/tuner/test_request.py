@@ -6,19 +6,8 @@ import pytest
 import torch
 
 from autotune.core import NEVER, DeviceKind, architecture, cpu_targets, device_name
-from autotune.ir import (
-    WHOLE,
-    Alternative,
-    CallerTensor,
-    Layer,
-    Network,
-    NetworkKey,
-    Operand,
-    OperatorCall,
-    TorchCall,
-    ValueRef,
-    parse,
-)
+from autotune.ir import WHOLE, Alternative, CallerTensor, Layer, Network, NetworkKey, Operand, parse
+from autotune.ir.operators import OperatorCall, TorchCall, ValueRef
 from autotune.measure import Timing
 from autotune.tuner import Searched, TuningTarget, missing, refuse_other_timing
 from autotune.tuner.trials.trial_queue import WantedTrial, record_unfinished

@@ -10,8 +10,8 @@ from architectures import ARCHITECTURES, ResNet, images, random_model
 from comparison import relative_error
 from torch import nn
 
-from autotune.ir import (
-    WHOLE,
+from autotune.ir import WHOLE
+from autotune.ir.operators import (
     Concat,
     ConcatConv2d,
     Conv2dPair,

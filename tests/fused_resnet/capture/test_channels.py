@@ -10,7 +10,7 @@ from comparison import relative_error
 from torch import nn
 
 from autotune.core import CaptureError
-from autotune.ir import Concat, TorchCall
+from autotune.ir.operators import Concat, TorchCall
 from fused_resnet import FusedResNet
 from fused_resnet.capture import capture
 

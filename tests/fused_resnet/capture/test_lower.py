@@ -9,7 +9,7 @@ from architectures import ARCHITECTURES, Of, ResNet, images, random_model
 from comparison import relative_error
 from torch import nn
 
-from autotune.ir import Concat, Conv2d, Elementwise, Gemm, GlobalAvgPool2d, SeTail, SqueezeExcite, TorchCall
+from autotune.ir.operators import Concat, Conv2d, Elementwise, Gemm, GlobalAvgPool2d, SeTail, SqueezeExcite, TorchCall
 from fused_resnet import FusedResNet
 from fused_resnet.capture import capture
 

@@ -9,7 +9,7 @@ from architectures import Of, random_model
 from comparison import relative_error
 from torch import nn
 
-from autotune.ir import (
+from autotune.ir.operators import (
     Conv2d,
     Conv2dDgrad,
     DepthToSpace,

@@ -7,7 +7,8 @@ from reference import solve
 from seed_network import KEYS
 
 from autotune.core import ProblemError, UnknownNameError
-from autotune.ir import INPUT, OUTPUT, Conv2d, evaluate
+from autotune.ir import INPUT, OUTPUT, evaluate
+from autotune.ir.operators import Conv2d
 from fused_resnet.networks import se_resnet9_fixup
 from fused_resnet.networks.se_resnet9_fixup_layers import network
 

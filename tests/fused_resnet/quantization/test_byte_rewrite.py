@@ -17,8 +17,9 @@ from tune_arguments import requested
 
 from autotune.core import architecture
 from autotune.families import Kernel, family, serving
-from autotune.ir import BYTE_PRECISIONS, S8, Conv2dSkip, TorchCall
+from autotune.ir import BYTE_PRECISIONS, S8
 from autotune.ir.epilogue_steps import define_step
+from autotune.ir.operators import Conv2dSkip, TorchCall
 from autotune.runtime import (
     ExecutionContext,
     KernelChoice,

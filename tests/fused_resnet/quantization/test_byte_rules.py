@@ -7,7 +7,8 @@ from comparison import relative_error
 from quantized import ANY, SEEN, layers_of
 from torch import nn
 
-from autotune.ir import BYTE_FORMATS, E4M3, S8, Cast, MaxPool2d
+from autotune.ir import BYTE_FORMATS, E4M3, S8
+from autotune.ir.operators import Cast, MaxPool2d
 from fused_resnet import FusedResNet
 from fused_resnet.capture import capture
 from fused_resnet.quantization import capture_bytes

@@ -9,7 +9,8 @@ from step_databases import tuned_step
 from torch import nn
 from training_networks import Gated, images, relative_error
 
-from autotune.ir import GlobalAvgPool2d, ReluGradientSums, parse
+from autotune.ir import parse
+from autotune.ir.operators import GlobalAvgPool2d, ReluGradientSums
 from fused_resnet.training import step_problems
 
 pytestmark = [

@@ -116,7 +116,7 @@ def test_a_fused_network_is_explained_with_its_own_database(step_db, empty_db):
         explain_step(network, images())
     assert explain_step(network.train(), images()).num_on_kernels == 21
     other = FusedResNet.from_model(Small().eval(), empty_db).train()
-    with pytest.raises(InputError, match=r"tune one with scripts/tune\.py --train"):
+    with pytest.raises(InputError, match=r"tune one with `autotune tune --train"):
         explain_step(other, images())
 
 

@@ -10,7 +10,8 @@ from autotune.families.base import Config, Launch
 from autotune.families.cuda.conv2d import CHANNELS_A_STEP, ROW_BYTES, MmaConvFamily, MmaConvShape, convolution_rules
 from autotune.families.rules import Rules, require
 from autotune.families.se_resnet9.common import require_anchors
-from autotune.ir import Conv2dSe, Epilogue, SeDownBlock
+from autotune.ir import Epilogue
+from autotune.ir.operators import Conv2dSe, SeDownBlock
 
 
 def _convolution(problem: SeDownBlock, channels: int) -> Conv2dSe:

@@ -11,7 +11,8 @@ from autotune.families.base import Config, ConfigNumbers, Launch, Parameter, Val
 from autotune.families.rules import Rules, require
 from autotune.families.se_resnet9.common import require_anchors
 from autotune.families.sm90.common import LOADED_BYTES_A_CYCLE, MAX_CLUSTER, HopperFamily
-from autotune.ir import Epilogue, SeDownBlock
+from autotune.ir import Epilogue
+from autotune.ir.operators import SeDownBlock
 
 _CHUNK = 64  # channels of a swizzled row of shared memory
 _TILE_ROWS = 64

@@ -9,7 +9,8 @@ from autotune.families.base import CHANNELS_LAST, Config, Launch, Parameter, Val
 from autotune.families.rules import Rules, require
 from autotune.families.se_resnet9.common import IMAGE_CHANNELS, image_rules, require_anchors
 from autotune.families.sm90.common import LOADED_BYTES_A_CYCLE, HopperFamily
-from autotune.ir import Epilogue, StemBlock, StemSeBlock, StemSeBlockPool
+from autotune.ir import Epilogue
+from autotune.ir.operators import StemBlock, StemSeBlock, StemSeBlockPool
 
 _CHANNELS = 64  # rows of a product
 _HEIGHTS, _WIDTHS = (8, 16), (8, 16, 32)

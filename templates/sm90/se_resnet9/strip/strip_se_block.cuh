@@ -3,8 +3,8 @@
 // has a strip.
 //
 // A product then reads 64 rows of filters and 128 pixels (16 lines) where one with pixels as rows reads 64 and 64:
-// three quarters of the shared-memory bandwidth instead of all of it. A thread has two channels of many pixels, so it sums
-// their mean and computes their gate by itself, and a step's vectors are two numbers. stmatrix writes the image to
+// three quarters of the shared-memory bandwidth instead of all of it. A thread has two channels of many pixels, so it
+// sums their mean and computes their gate by itself, and a step's vectors are two numbers. stmatrix writes the image to
 // shared memory in transposed 8 x 8 matrices, and TMA stores it.
 //
 // A warp that has issued a product waits until the one before is complete. So other work is placed between a

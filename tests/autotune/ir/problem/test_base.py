@@ -4,17 +4,9 @@ import pytest
 from problems import TEXTS
 
 from autotune.core import ProblemError
-from autotune.ir import (
-    MAX_OPERANDS,
-    Conv2d,
-    Elementwise,
-    Epilogue,
-    SeTail,
-    limit_us,
-    parse,
-    with_batch,
-)
+from autotune.ir import MAX_OPERANDS, Epilogue, limit_us, parse, with_batch
 from autotune.ir.epilogue_steps import define_step
+from autotune.ir.operators import Conv2d, Elementwise, SeTail
 
 
 def test_operands_come_as_inputs_output_and_the_epilogues_in_turn():

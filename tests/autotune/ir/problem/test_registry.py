@@ -3,10 +3,8 @@
 import pytest
 
 from autotune.core import ProblemError
-from autotune.ir import (
-    OPERATORS,
-    AvgPool2d,
-)
+from autotune.ir import OPERATORS
+from autotune.ir.operators import AvgPool2d
 from autotune.ir.problem import (
     register,
 )

@@ -9,14 +9,8 @@ from hypothesis import strategies as st
 from problems import TEXTS
 
 from autotune.core import AutotuneError, ProblemError, UnknownNameError
-from autotune.ir import (
-    OPERATORS,
-    Concat,
-    ConcatConv2d,
-    Epilogue,
-    abi,
-    parse,
-)
+from autotune.ir import OPERATORS, Epilogue, abi, parse
+from autotune.ir.operators import Concat, ConcatConv2d
 
 
 @pytest.mark.parametrize("text", TEXTS)

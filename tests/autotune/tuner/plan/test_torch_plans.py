@@ -9,19 +9,8 @@ import torch
 from two_layer_network import LAYERS, NETWORK, VALLEYS, TableDevice
 
 from autotune.core import Deadline, OutOfTimeError
-from autotune.ir import (
-    INPUT,
-    OUTPUT,
-    WHOLE,
-    Alternative,
-    Layer,
-    Network,
-    NetworkKey,
-    Operand,
-    OperatorCall,
-    TorchCall,
-    ValueRef,
-)
+from autotune.ir import INPUT, OUTPUT, WHOLE, Alternative, Layer, Network, NetworkKey, Operand
+from autotune.ir.operators import OperatorCall, TorchCall, ValueRef
 from autotune.measure import Result
 from autotune.runtime.selection import select
 from autotune.tuner import outcome_text

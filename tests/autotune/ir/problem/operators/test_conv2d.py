@@ -6,11 +6,8 @@ import pytest
 import torch
 from problems import random_conv
 
-from autotune.ir import (
-    Conv2d,
-    Epilogue,
-    parse,
-)
+from autotune.ir import Epilogue, parse
+from autotune.ir.operators import Conv2d
 
 
 @pytest.mark.parametrize("seed", range(40))

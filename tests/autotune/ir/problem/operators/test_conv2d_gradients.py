@@ -8,14 +8,8 @@ from kernels import random_inputs
 from problems import random_conv
 from reference import solve
 
-from autotune.ir import (
-    Conv2d,
-    Conv2dDgrad,
-    Conv2dWgrad,
-    Epilogue,
-    parse,
-    turn_weight,
-)
+from autotune.ir import Epilogue, parse, turn_weight
+from autotune.ir.operators import Conv2d, Conv2dDgrad, Conv2dWgrad
 
 
 @pytest.mark.parametrize("seed", range(10))

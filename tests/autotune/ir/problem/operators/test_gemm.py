@@ -2,10 +2,8 @@
 
 import torch
 
-from autotune.ir import (
-    Epilogue,
-    Gemm,
-)
+from autotune.ir import Epilogue
+from autotune.ir.operators import Gemm
 
 
 def test_gemm_is_torchs_linear_and_a_convolution_of_one_pixel():

@@ -5,10 +5,7 @@ import random
 import pytest
 import torch
 
-from autotune.ir import (
-    AvgPool2d,
-    MaxPool2d,
-)
+from autotune.ir.operators import AvgPool2d, MaxPool2d
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -1,10 +1,7 @@
 """Operands of se_tail and space_to_depth."""
 
-from autotune.ir import (
-    Epilogue,
-    SeTail,
-    SpaceToDepth,
-)
+from autotune.ir import Epilogue
+from autotune.ir.operators import SeTail, SpaceToDepth
 
 
 def test_se_tail_and_space_to_depth_operands():

@@ -2,9 +2,7 @@
 
 import torch
 
-from autotune.ir import (
-    Stem,
-)
+from autotune.ir.operators import Stem
 
 
 def test_a_stem_is_a_convolution_and_a_pool():

@@ -1,10 +1,7 @@
 """se_block problems against their parts."""
 
-from autotune.ir import (
-    Conv2d,
-    SeTail,
-    parse,
-)
+from autotune.ir import parse
+from autotune.ir.operators import Conv2d, SeTail
 
 
 def test_a_blocks_operands_and_work_are_those_of_its_parts():

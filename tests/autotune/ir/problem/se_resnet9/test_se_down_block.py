@@ -1,11 +1,7 @@
 """se_down_block problems against their parts."""
 
-from autotune.ir import (
-    AvgPool2d,
-    Conv2d,
-    SeTail,
-    parse,
-)
+from autotune.ir import parse
+from autotune.ir.operators import AvgPool2d, Conv2d, SeTail
 
 
 def test_a_block_that_halves_its_image_is_made_of_known_parts():

@@ -1,10 +1,7 @@
 """stem_se_block problems against their parts."""
 
-from autotune.ir import (
-    PatchConv2d,
-    SeBlock,
-    parse,
-)
+from autotune.ir import parse
+from autotune.ir.operators import PatchConv2d, SeBlock
 
 
 def test_a_block_behind_a_stem_is_made_of_both():

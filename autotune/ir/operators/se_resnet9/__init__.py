@@ -1,0 +1,1 @@
+"""Operators that fit only the blocks of SE-ResNet9."""

@@ -1,1 +1,0 @@
-"""Data, drawings and the HTML page of `autotune report`."""
