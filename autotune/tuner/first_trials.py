@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from autotune.families import serving
 from autotune.ir import Problem
-from autotune.tuner.plan import copy_plan, record_copied_plan
+from autotune.tuner.plan import CopiedPlan, copy_plan, record_copied_plan
 from autotune.tuner.run_context import RunContext
 from autotune.tuner.trials import POLL_SECONDS
 
@@ -26,34 +26,36 @@ class FirstTrials:
         self._run = run
         self._builds_early = run.is_new
 
-    def run(self) -> None:
-        """Try plans of other databases, then PyTorch's operators, and wait until the spaces are enumerated."""
+    def run(self) -> dict[str, CopiedPlan]:
+        """Try plans of other databases, then PyTorch's operators, and wait until the spaces are enumerated.
+
+        Returns:
+            The plans that the networks begin with, by the keys of the networks.
+        """
         run = self._run
-        self._copy_plans()
+        copied = self._copy_plans()
         run.progress.stage("timing PyTorch's operators")
-        until = run.phases.current.share(OPERATORS_SHARE)
-        run.time_operators(self._build_between(self._operators_first()), until)
+        run.time_operators(self._build_between(self._operators_first()), run.phases.current.share(OPERATORS_SHARE))
         run.progress.stage("enumerating configs")
         while not run.enumerated.done():
             self._build_early()
             time.sleep(POLL_SECONDS)
         run.enumerated.result()
+        return copied
 
-    def _copy_plans(self) -> None:
+    def _copy_plans(self) -> dict[str, CopiedPlan]:
         """Time and record plans of other databases or batch sizes for networks that have none in this database."""
-        run, until = self._run, self._run.phases.current
+        run, copied = self._run, dict[str, CopiedPlan]()
         for network in run.planned:
-            if run.store.plan(run.device, network.key):
-                continue
-            plan = copy_plan(network, run.store, run.device, run.foreign, run.builder, run.queues, until)
-            if plan:
+            if not run.store.plan(run.device, network.key) and (plan := copy_plan(network, run)):
                 run.progress.stage("trying plans of other databases and batch sizes")
-                run.copied_plans[network.key] = plan
+                copied[network.key] = plan
         run.queues.drain()
-        for network in run.planned:
-            if copied := run.copied_plans.get(network.key):
-                with run.breakdown.charge("time"):
-                    record_copied_plan(run.store, run.device, run.workers[0], network, copied, until, run.progress.note)
+        for network in (one for one in run.planned if one.key in copied):
+            plan, until = copied[network.key], run.phases.current
+            with run.breakdown.charge("time"):
+                record_copied_plan(run.store, run.device, run.workers[0], network, plan, until, run.progress.note)
+        return copied
 
     def _operators_first(self) -> list[Problem]:
         """Return the problems whose operators are timed before the search: those that nothing else solves come first.

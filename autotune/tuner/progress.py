@@ -143,6 +143,8 @@ class TracedProgress(Progress):
 
     def __init__(self, shown: Progress) -> None:
         self._shown = shown
+        for event in ("note", "total", "compiling", "compiled", "operator_timed", "done"):
+            setattr(self, event, getattr(shown, event))
         self._tried: Counter[str] = Counter()
         self._best: dict[str, float] = {}
 
@@ -150,22 +152,6 @@ class TracedProgress(Progress):
         """Begin a slice that lasts until the next stage."""
         timeline.switch(timeline.Lane.STAGES, text)
         self._shown.stage(text)
-
-    def note(self, text: str) -> None:
-        """Pass the message on."""
-        self._shown.note(text)
-
-    def total(self, problems: int) -> None:
-        """Pass the number on."""
-        self._shown.total(problems)
-
-    def compiling(self, kernels: int) -> None:
-        """Pass the number on."""
-        self._shown.compiling(kernels)
-
-    def compiled(self, kernels: int, failed: int) -> None:
-        """Pass the numbers on."""
-        self._shown.compiled(kernels, failed)
 
     def measured(self, problem: str, candidates: int, best_us: float | None) -> None:
         """Count the candidates of all problems, and show the best time of this one."""
@@ -175,11 +161,3 @@ class TracedProgress(Progress):
             self._best[problem] = best_us
             timeline.count(f"us of {problem[:_MAX_CHARACTERS]}", best_us)
         self._shown.measured(problem, candidates, best_us)
-
-    def operator_timed(self, problem: str, us: float) -> None:
-        """Pass the time on."""
-        self._shown.operator_timed(problem, us)
-
-    def done(self, problem: str) -> None:
-        """Pass the problem on."""
-        self._shown.done(problem)

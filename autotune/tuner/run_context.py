@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from autotune.core import Deadline
 from autotune.ir import Network, Problem
@@ -15,7 +15,6 @@ from autotune.tuner.layer_weights import LayerWeights
 from autotune.tuner.library_candidates import LibraryCandidates, operator_rows
 from autotune.tuner.options import TunerOptions
 from autotune.tuner.phases import Phases
-from autotune.tuner.plan import CopiedPlan
 from autotune.tuner.progress import Progress
 from autotune.tuner.study_manager import StudyManager
 from autotune.tuner.time_breakdown import TimeBreakdown
@@ -79,7 +78,6 @@ class RunContext(RunSetup):
         beside: The trials beside the search.
         listed: The plans that cuDNN lists; None where they are not wanted.
         enumerated: Is done when the spaces are enumerated.
-        copied_plans: Plans of other databases or batch sizes, by the keys of the networks.
     """
 
     device: Device
@@ -88,7 +86,6 @@ class RunContext(RunSetup):
     beside: BackgroundPool
     listed: LibraryCandidates | None
     enumerated: Future[None]
-    copied_plans: dict[str, CopiedPlan] = field(default_factory=dict)
 
     def operator_rows(self, problem: Problem) -> Iterator[KernelRow]:
         """Yield the rows of PyTorch's operators for a problem, then those of what Inductor compiles."""

@@ -27,10 +27,10 @@ from autotune.tuner.kernel_builder import KernelBuilder
 from autotune.tuner.layer_weights import LayerWeights
 from autotune.tuner.options import TunerOptions
 from autotune.tuner.phases import FINALS, SEARCH, SETTLING, Phases
+from autotune.tuner.plan import Settling
 from autotune.tuner.progress import Progress
 from autotune.tuner.run_context import RunSetup
 from autotune.tuner.search import Search
-from autotune.tuner.settling import Settling
 from autotune.tuner.start import started
 from autotune.tuner.study_manager import StudyManager
 from autotune.tuner.time_breakdown import TimeBreakdown
@@ -142,13 +142,13 @@ class Tuner:
     def _run_phases(self, processes: ExitStack) -> None:
         with started(self._setup, processes) as run:
             self.device = run.device
-            FirstTrials(run).run()
+            copied_plans = FirstTrials(run).run()
             Search(run).run()
         for problem in self.problems:
             self.progress.done(str(problem))
         Finals(run).run()
         if run.planned:
-            Settling(run).run()
+            Settling(run, copied_plans).run()
         else:
             run.beside.wait(self.phases.current)
 

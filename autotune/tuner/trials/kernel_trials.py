@@ -35,6 +35,7 @@ class KernelTrials:
             slow.
 
     Attributes:
+        builder, queues: As given.
         tried_elsewhere: Trials that another process has claimed.
         other_launches: Kernels whose other launches are tried later.
     """
@@ -48,7 +49,7 @@ class KernelTrials:
         until: Deadline,
         is_large: bool,
     ) -> None:
-        self._study_manager, self._builder, self._device, self._queues = study_manager, builder, device, queues
+        self._study_manager, self._device, self.builder, self.queues = study_manager, device, builder, queues
         self._until, self._is_large = until, is_large
         self._submitted: set[tuple[SpaceStudy, Kernel]] = set()  # two studies may ask for one kernel
         self.tried_elsewhere: list[tuple[SpaceStudy, Kernel]] = []
@@ -57,19 +58,19 @@ class KernelTrials:
     @property
     def places(self) -> Mapping[Problem, int]:
         """The number of the device that measures a problem."""
-        return self._queues.places
+        return self.queues.places
 
     def rooms(self) -> list[int]:
         """Return how many candidates each device takes without a wait."""
-        return self._queues.rooms()
+        return self.queues.rooms()
 
     def wait(self) -> None:
         """Wait a moment, in which a trial may end."""
-        self._queues.wait()
+        self.queues.wait()
 
     def finish(self) -> bool:
         """Record what is still being measured and tell the studies; return whether there was anything."""
-        drained = self._queues.drain()
+        drained = self.queues.drain()
         waited = not self._until.is_over and self.try_other_launches()
         return drained or waited
 
@@ -96,24 +97,18 @@ class KernelTrials:
             again, self.tried_elsewhere = self.tried_elsewhere, []
             for study, kernel in again:
                 self._submit(study, kernel)
-            self._queues.drain()
+            self.queues.drain()
             if self.tried_elsewhere:
                 time.sleep(POLL_SECONDS)
 
     def _submit(self, study: SpaceStudy, kernel: Kernel) -> None:
         """Try the untried launches of a kernel on a study's problem, later if another process is trying it."""
-        problem, row = study.space.problem, self._builder.rows[kernel]
+        problem, row = study.space.problem, self.builder.rows[kernel]
         launches = self._study_manager.launches(problem, kernel)
         first = launches[:1] if self._is_large else launches
-        self.submit(_StudyTrial(problem, row, first, owner=self, study=study, kernel=kernel, all_launches=launches))
-
-    def submit(self, trial: WantedTrial) -> None:
-        """Let a device try a kernel."""
-        self._queues.submit(trial)
-
-    def take_build_seconds(self, kernel: Kernel) -> Mapping[str, float]:
-        """Return the seconds of choosing and building a kernel, once."""
-        return self._builder.take_seconds(kernel)
+        self.queues.submit(
+            _StudyTrial(problem, row, first, owner=self, study=study, kernel=kernel, all_launches=launches)
+        )
 
     def tell(self, trial: _StudyTrial) -> None:
         """Tell a study a kernel's results; if some launches have none, those of the database, too."""
@@ -141,7 +136,7 @@ class _StudyTrial(WantedTrial):
     results: Sequence[Result] = ()
 
     def take_build_seconds(self) -> Mapping[str, float]:
-        return self.owner.take_build_seconds(self.kernel)
+        return self.owner.builder.take_seconds(self.kernel)
 
     def done(self, results: Sequence[Result]) -> None:
         trial = replace(self, results=[*self.results, *results])
@@ -159,7 +154,7 @@ class _StudyTrial(WantedTrial):
 
     def try_others(self) -> None:
         """Try the launches that were not tried."""
-        self.owner.submit(replace(self, launches=self.all_launches))
+        self.owner.queues.submit(replace(self, launches=self.all_launches))
 
     def leave(self) -> None:
         """Try no more launches."""

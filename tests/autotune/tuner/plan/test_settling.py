@@ -9,8 +9,8 @@ from two_layer_network import NETWORK, VALLEYS, TableDevice, put_kernels
 from autotune.core import Deadline, architecture
 from autotune.ir import NetworkKey
 from autotune.tuner.phases import SETTLING, Phases
+from autotune.tuner.plan.settling import Settling
 from autotune.tuner.progress import Progress
-from autotune.tuner.settling import Settling
 from autotune.tuner.time_breakdown import TimeBreakdown
 from tuning_db import Store
 
@@ -60,9 +60,9 @@ def order(tmp_path, looks, seconds):
         run = SimpleNamespace(
             store=store, device=device, queues=SimpleNamespace(workers=workers), beside=pool, progress=stages,
             breakdown=TimeBreakdown(), planned=NETWORKS, phases=Phases(Deadline.after(seconds), [SETTLING]),
-            options=SimpleNamespace(arch=architecture("sm90")), copied_plans={},
+            options=SimpleNamespace(arch=architecture("sm90")),
         )  # fmt: skip
-        Settling(run).run()
+        Settling(run, {}).run()
         assert all(store.plan(device, network.key) for network in NETWORKS)
     return [stage.rpartition(" ")[2] for stage in stages.stages], list(pool.values())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -13,7 +13,8 @@ from autotune.core import Deadline, OutOfTimeError
 from autotune.ir import Network
 from autotune.measure import Worker
 from autotune.tuner.phases import SETTLING
-from autotune.tuner.plan import COMPARISON_SECONDS, COMPARISON_SHARE, Rivals, tune_network_plan
+from autotune.tuner.plan.copied_plans import CopiedPlan
+from autotune.tuner.plan.network_tuner import COMPARISON_SECONDS, COMPARISON_SHARE, Rivals, tune_network_plan
 from autotune.tuner.run_context import RunContext
 from autotune.tuner.threads import stop_until_done
 from autotune.tuner.trials import WantedTrial, is_tried_last, record_unfinished
@@ -31,10 +32,11 @@ class Settling:
 
     Args:
         run: The run.
+        copied: The plans that the networks begin with, by the keys of the networks.
     """
 
-    def __init__(self, run: RunContext) -> None:
-        self._run, self._workers = run, run.queues.workers
+    def __init__(self, run: RunContext, copied: Mapping[str, CopiedPlan]) -> None:
+        self._run, self._copied, self._workers = run, copied, run.queues.workers
         self._store, self._beside, self._breakdown, self._progress = run.store, run.beside, run.breakdown, run.progress
         self._descends = run.options.arch.is_cuda
 
@@ -123,7 +125,7 @@ class Settling:
             self._descends,
             self._progress.note,
             rivals,
-            self._run.copied_plans.get(network.key),
+            self._copied.get(network.key),
         )
 
     def _tell(self, network: Network, count: int) -> None:
