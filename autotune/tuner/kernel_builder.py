@@ -32,7 +32,6 @@ class KernelBuilder:
         jobs: Number of compilers that run at the same time.
         breakdown: Receives the compile times.
         progress: Receives events.
-        on_failure: Called with each kernel that does not compile or is skipped.
         known: The kernels of other databases, which are copied from there instead of being compiled.
         start_batch: Starts compilers; those of this machine, unless there are others.
 
@@ -44,6 +43,7 @@ class KernelBuilder:
         compiled: Number of kernels that this run compiled.
         compile_seconds: Core-seconds that their translation units took.
         reserved: Cores that are left to others.
+        on_failure: Called with each kernel that does not compile or is skipped.
     """
 
     def __init__(
@@ -53,13 +53,12 @@ class KernelBuilder:
         jobs: int,
         breakdown: TimeBreakdown,
         progress: Progress,
-        on_failure: Callable[[Kernel], None] = lambda _: None,
         known: Mapping[Kernel, ForeignKernel] = MappingProxyType({}),
         start_batch: StartBatch = BuildBatch,
     ) -> None:
         self._store, self._target = store, target
-        self._breakdown, self._progress, self._on_failure = breakdown, progress, on_failure
-        self._known = known
+        self._breakdown, self._progress, self._known = breakdown, progress, known
+        self.on_failure: Callable[[Kernel], None] = lambda _: None
         self.rows: dict[Kernel, KernelRow] = {}
         self.copied = 0
         self.compiled, self.compile_seconds = 0, 0.0
@@ -181,7 +180,7 @@ class KernelBuilder:
             self._building.discard(kernel)
             self._seconds.setdefault(kernel, {})["compile"] = built.seconds / len(kernels)
             if built.error:
-                self._on_failure(kernel)
+                self.on_failure(kernel)
         self._breakdown.add({"compile": built.seconds})
         self.compile_seconds += built.seconds
         self.compiled += len(kernels) if built.path and built.seconds else 0
@@ -194,7 +193,7 @@ class KernelBuilder:
         self.skipped |= dict.fromkeys(kernels, built.error)
         self._progress.compiled(len(kernels), len(kernels))
         for kernel in kernels:
-            self._on_failure(kernel)
+            self.on_failure(kernel)
 
     def _put_library(self, built: ninja_build.Built) -> Library:
         assert built.path

@@ -64,7 +64,7 @@ class StudyManager:
         store: The database.
         problems: The problems to tune, in the order in which they are searched.
         options: Options of the run.
-        builder: Builds kernels.
+        builder: Builds kernels; it tells the studies which do not compile.
         spaces: The spaces to search; None for those of all families that serve the problems.
         foreign: Kernels of other databases.
 
@@ -83,6 +83,7 @@ class StudyManager:
     ) -> None:
         self._store, self._problems, self._options = store, problems, options
         self._builder, self._given_spaces = builder, spaces
+        builder.on_failure = self.tell_failure
         self._choice = sampler_choice(options.sampler, len(options.objectives))
         self._foreign = foreign
         self._others: dict[Problem, _Ranking] = {}

@@ -16,7 +16,6 @@ from contextlib import ExitStack
 from autotune.codegen import BuildBatch, StartBatch, toolchain
 from autotune.core import NEVER, Deadline, OutOfTimeError, faults
 from autotune.core.faults import Fault
-from autotune.families import Kernel
 from autotune.ir import Network, Problem
 from autotune.measure import Worker
 from autotune.search import Space
@@ -92,7 +91,6 @@ class Tuner:
             options.jobs,
             self.breakdown,
             progress,
-            on_failure=self._tell_failure,
             known=foreign.kernels if foreign else {},
             start_batch=start_batch,
         )
@@ -162,6 +160,3 @@ class Tuner:
             self.builder.build(self.study_manager.lowest_cost_kernels())
             while self.builder.ready(True, self.phases.current) and not self.phases.current.is_over:
                 pass
-
-    def _tell_failure(self, kernel: Kernel) -> None:
-        self.study_manager.tell_failure(kernel)

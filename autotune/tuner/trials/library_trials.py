@@ -33,11 +33,6 @@ class LibraryTrials:
         self._reasons: set[str] = set()
 
     @property
-    def is_listing(self) -> bool:
-        """Return whether plans are still listed."""
-        return self._listed is not None and not self._listed.is_done
-
-    @property
     def num_waiting(self) -> int:
         """Number of plans that are listed and were not tried."""
         return len(self._plans)
