@@ -91,7 +91,7 @@ def test_all_doors_find_the_same_and_leave_nothing_to_each_other(name, inductor,
         times = [best[text] for best, *_ in found.values()]
         winners = {min(one, key=one.get) for one in times}
         # Searches differ by noise, which makes no family win that is far behind elsewhere.
-        assert all(one[family] <= 2 * min(one.values()) for one in times for family in winners), (text, times)
+        assert all(one[family] <= 5 * min(one.values()) for one in times for family in winners), (text, times)
     for door, other in SECOND.items():
         path = databases[door]
         if was_slowed(path):
