@@ -14,12 +14,12 @@ from autotune.codegen import BuildBatch, StartBatch
 from autotune.core import Deadline
 from autotune.measure import Timing, Worker
 from autotune.tuner import (
-    Bench,
     ForeignKernels,
     Progress,
     Tuner,
     TuneRequest,
     TunerOptions,
+    TuningTarget,
     inductor_modes,
     refuse_other_timing,
 )
@@ -54,7 +54,7 @@ def work_deadline(budget: float, started: float | None = None) -> Deadline:
 
 
 def run_options(
-    bench: Bench,
+    target: TuningTarget,
     jobs: int,
     requests: Sequence[TuneRequest],
     *,
@@ -66,7 +66,7 @@ def run_options(
     """Return the options of a run.
 
     Args:
-        bench: The architecture and the device.
+        target: The architecture and the device.
         jobs: Number of compilers that run at the same time.
         requests: What is tuned.
         trials: Number of configs that may be tried for a problem; None for the default.
@@ -78,11 +78,11 @@ def run_options(
         LibraryError: A mode of Inductor was chosen, and it cannot compile here.
     """
     return TunerOptions(
-        bench.arch,
-        bench.target,
-        trials or bench.trials,
+        target.arch,
+        target.target,
+        trials or target.trials,
         jobs,
-        inductor=inductor_modes(bench.device, inductor, is_here=is_here),
+        inductor=inductor_modes(target.device, inductor, is_here=is_here),
         baseline_first=any(request.is_step for request in requests),
         is_limited=trials is not None,
         **choices,
@@ -91,7 +91,7 @@ def run_options(
 
 def start_run(
     store: Store,
-    bench: Bench,
+    target: TuningTarget,
     requests: Sequence[TuneRequest],
     options: TunerOptions,
     workers: Sequence[Worker],
@@ -106,7 +106,7 @@ def start_run(
 
     Args:
         store: The database.
-        bench: The architecture and the device.
+        target: The architecture and the device.
         requests: The networks, training steps or problems.
         options: Limits and choices.
         workers: The measuring processes; without any the run compiles and times nothing.
@@ -122,10 +122,10 @@ def start_run(
         WorkerError: The measuring process cannot be started.
     """
     problems = [problem for request in requests for problem in request.problems]
-    if bench.name:
-        refuse_other_timing(store, bench.name, problems, timing)
+    if target.name:
+        refuse_other_timing(store, target.name, problems, timing)
     databases = shipped_databases() if others is None else others
-    with ForeignKernels([one for one in databases if not _is_store(one, store)], bench.target) as foreign:
+    with ForeignKernels([one for one in databases if not _is_store(one, store)], target.target) as foreign:
         tuner = Tuner(
             store,
             problems,

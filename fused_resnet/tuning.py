@@ -23,7 +23,7 @@ from tuning_db import public_keys
 from tuning_db.location import is_address, is_remote
 
 if TYPE_CHECKING:
-    from autotune.tuner import Bench, LineProgress, Searched, Tuner, TuneRequest
+    from autotune.tuner import LineProgress, Searched, Tuner, TuneRequest, TuningTarget
     from tuning_db import Store
 
 Location = str | os.PathLike[str]
@@ -174,14 +174,14 @@ def tune_missing(
         ToolchainError: There is no compiler.
         WorkerError: The measuring process cannot be started.
     """
-    from autotune.tuner import Bench, missing
+    from autotune.tuner import TuningTarget, missing
     from tuning_db import Store
 
-    bench = Bench.of_device(device)
+    target = TuningTarget.of_device(device)
     with Store.create(where) as store:
-        request = missing(store, bench, network, _searched(bench, limits))
+        request = missing(store, target, network, _searched(target, limits))
         if request is not None:
-            _run(store, bench, request, limits, started)
+            _run(store, target, request, limits, started)
     return request is not None
 
 
@@ -203,41 +203,41 @@ def tune_step(
         limits: The limits of the run.
         started: As for tune_missing.
     """
-    from autotune.tuner import Bench, missing_problems, step_request
+    from autotune.tuner import TuningTarget, missing_problems, step_request
     from tuning_db import Store
 
-    bench = Bench.of_device(device)
+    target = TuningTarget.of_device(device)
     with Store.create(where) as store:
-        lacking = missing_problems(store, bench, list(named.items()), _searched(bench, limits))
-        request = step_request("problems", title, lacking, bench.arch)
+        lacking = missing_problems(store, target, list(named.items()), _searched(target, limits))
+        request = step_request("problems", title, lacking, target.arch)
         if request.named:
-            _run(store, bench, request, limits, started)
+            _run(store, target, request, limits, started)
     return bool(request.named)
 
 
-def _searched(bench: Bench, limits: TuneLimits) -> Searched:
+def _searched(target: TuningTarget, limits: TuneLimits) -> Searched:
     from autotune.tuner import Searched, inductor_modes
 
     return Searched(
         limits.families,
-        limits.trials or bench.trials,
-        bench.budget if limits.seconds is None else limits.seconds,
-        bool(inductor_modes(bench.device)),
+        limits.trials or target.trials,
+        target.budget if limits.seconds is None else limits.seconds,
+        bool(inductor_modes(target.device)),
     )
 
 
-def _run(store: Store, bench: Bench, request: TuneRequest, limits: TuneLimits, started: float | None) -> None:
+def _run(store: Store, target: TuningTarget, request: TuneRequest, limits: TuneLimits, started: float | None) -> None:
     """Tune what is requested; the budget counts from `started`."""
     from autotune.measure import Timing
     from autotune.tuner import LineProgress, Machines
     from fused_resnet.runs import run_options, start_run, work_deadline
 
-    assert bench.device and bench.name
-    budget = bench.budget if limits.seconds is None else limits.seconds
+    assert target.device and target.name
+    budget = target.budget if limits.seconds is None else limits.seconds
     deadline, timing = work_deadline(budget, started), Timing()
-    here = Machines.of_this(bench.arch.name, [bench.device], limits.jobs)
-    options = run_options(bench, here.jobs, [request], trials=limits.trials, only=limits.families)
-    title = f"autotune: tuning {len(request.named)} layers of {request.title} for {bench.name}"
+    here = Machines.of_this(target.arch.name, [target.device], limits.jobs)
+    options = run_options(target, here.jobs, [request], trials=limits.trials, only=limits.families)
+    title = f"autotune: tuning {len(request.named)} layers of {request.title} for {target.name}"
     if started is not None:
         title += f"; capture and imports took {deadline.elapsed:.0f} s of the {budget:.0f} s"
     (group,) = here.groups
@@ -245,15 +245,15 @@ def _run(store: Store, bench: Bench, request: TuneRequest, limits: TuneLimits, s
         workers = [stack.enter_context(worker) for worker in group.workers(timing, deadline)]
         progress = stack.enter_context(LineProgress(title, started=deadline.start))
         outcome = start_run(
-            store, bench, [request], options, workers, deadline, progress, timing=timing, start_batch=here.start_batch
+            store, target, [request], options, workers, deadline, progress, timing=timing, start_batch=here.start_batch
         )
         if outcome.interrupt:
             progress.end("interrupted: every finished trial is kept, and the same call continues")
             raise outcome.interrupt
-        _show_end(progress, outcome.tuner, bench, request)
+        _show_end(progress, outcome.tuner, target, request)
 
 
-def _show_end(progress: LineProgress, tuner: Tuner, bench: Bench, request: TuneRequest) -> None:
+def _show_end(progress: LineProgress, tuner: Tuner, target: TuningTarget, request: TuneRequest) -> None:
     """Write the time of the network, or that of its layers; warn if this process would not find them."""
     from autotune.tuner import layer_winners, outcome_text
 
@@ -266,7 +266,7 @@ def _show_end(progress: LineProgress, tuner: Tuner, bench: Bench, request: TuneR
     else:
         lines = list(layer_winners(tuner.store, tuner.device, request.named))
         progress.end(f"done: the layers take {sum(line.time_us or 0.0 for line in lines):.1f} us; database {where}")
-    here = bench.name
+    here = target.name
     if here != tuner.device.name:
         warnings.warn(
             f"the kernels were timed on '{tuner.device.name}', and this process is '{here}': set OMP_NUM_THREADS "

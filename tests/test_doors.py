@@ -15,7 +15,7 @@ from tune_arguments import requested
 from tuning_doors import DOORS, Subject
 
 from autotune.measure import THROTTLED
-from autotune.tuner import Bench, Searched, missing
+from autotune.tuner import Searched, TuningTarget, missing
 from autotune_cli import models
 from autotune_cli.baselines import BaselineInput, flat
 from autotune_cli.commands.bench import reference
@@ -133,8 +133,8 @@ def test_all_doors_request_the_same(name, empty_db):
         "backend": backends_network(model, x, empty_db),
     }
     with Store.create(empty_db) as store:
-        bench = Bench.of_device(x.device)
-        requests = {door: missing(store, bench, one, Searched()) for door, one in captured.items()}
+        target = TuningTarget.of_device(x.device)
+        requests = {door: missing(store, target, one, Searched()) for door, one in captured.items()}
     for request in requests.values():
         assert request.network.key == by_command.network.key
         assert set(map(str, request.problems)) == set(map(str, by_command.problems))

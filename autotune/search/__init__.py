@@ -3,8 +3,7 @@
 from autotune.search.device_places import MIN_DEPTH, device_places
 from autotune.search.problem_similarity import problem_similarity
 from autotune.search.samplers import ANY_SAMPLER, DEFAULT_SAMPLER, SAMPLERS, KnownTimes, create_studies, sampler_choice
-from autotune.search.schedule import Bench, Schedule, is_large
-from autotune.search.simulator import MIN_CONFIGS, Replay, ReplayPoint, replay
+from autotune.search.schedule import Schedule, is_large
 from autotune.search.space import KernelGroup, Space, kernel_group, spread
 from autotune.search.study import SpaceStudy, ended_trial
 from autotune.search.trace import ConfigTrace, SpaceTrace, TuneTrace, trace_of
@@ -13,15 +12,11 @@ from autotune.search.transfer_sampler import TransferSampler
 __all__ = [
     "ANY_SAMPLER",
     "DEFAULT_SAMPLER",
-    "MIN_CONFIGS",
     "MIN_DEPTH",
     "SAMPLERS",
-    "Bench",
     "ConfigTrace",
     "KernelGroup",
     "KnownTimes",
-    "Replay",
-    "ReplayPoint",
     "Schedule",
     "Space",
     "SpaceStudy",
@@ -34,7 +29,6 @@ __all__ = [
     "is_large",
     "kernel_group",
     "problem_similarity",
-    "replay",
     "sampler_choice",
     "spread",
     "trace_of",

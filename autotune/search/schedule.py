@@ -1,14 +1,10 @@
-"""The order of a tuning run: compilers work in the background while finished kernels are measured.
-
-The same loop drives a real device (autotune/tuner/tuner.py) and a recorded one (autotune/search/simulator.py).
-"""
+"""The order of a search: which studies are asked next, and which kernels are measured next."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from autotune.codegen import kernels_per_unit
 from autotune.core import ceil_div, timeline
@@ -43,61 +39,6 @@ def is_large(num_problems: int, num_compilers: int) -> bool:
     return num_problems > MANY_PROBLEMS * num_compilers
 
 
-class Bench(Protocol):
-    """The compilers and the device that a schedule uses."""
-
-    def time_left(self) -> bool:
-        """Return whether the budget allows to start more."""
-
-    def idle_compilers(self) -> int:
-        """Return the number of translation units that compilers would start on at once."""
-
-    def compilers(self) -> int:
-        """Return the number of translation units that compilers work on at a time."""
-
-    def devices(self) -> int:
-        """Return the number of devices that measure at a time."""
-
-    def place(self, problem: Problem) -> int:
-        """Return the number of the device that measures a problem."""
-
-    def rooms(self) -> Sequence[int]:
-        """Return how many candidates each device takes without a wait."""
-
-    def exists(self, kernel: Kernel) -> bool:
-        """Return whether a kernel is compiled, or is being compiled."""
-
-    def trial_seconds(self, kernel: Kernel) -> float:
-        """Return the seconds that compiling and measuring a kernel would take; compiling is free where it exists."""
-
-    def compile(self, kernels: Sequence[Kernel], search_seconds: float) -> None:
-        """Start to compile kernels; those that exist are ready at once.
-
-        Args:
-            kernels: The kernels; there may be none.
-            search_seconds: Time that choosing them took.
-        """
-
-    def ready(self, wait: bool) -> list[Kernel]:
-        """Return kernels that became ready since the last call.
-
-        Args:
-            wait: Wait until there is one, unless none is being compiled.
-        """
-
-    def measure(self, kernels: Sequence[Kernel]) -> None:
-        """Measure kernels on the problems whose studies want them, and tell these studies.
-
-        The last measurements may still be under way at return.
-        """
-
-    def wait(self) -> None:
-        """Wait a moment, in which a measurement may end."""
-
-    def finish(self) -> bool:
-        """Wait for all measurements under way and tell the studies; return whether there were any."""
-
-
 class _Ready(NamedTuple):
     """A kernel that waits to be measured.
 
@@ -115,94 +56,83 @@ class _Ready(NamedTuple):
 
 
 class Schedule:
-    """Asks the studies in turn, and compiles and measures what they want.
+    """Asks the studies in turn, and orders the kernels that wait to be measured.
 
     Args:
         studies: The studies.
-        bench: Compiles and measures.
         target: Compilation target of the kernels.
-        max_trials: Maps a problem to the number of configs that may be tried for it, by all families together.
-        weights: Returns the weights of the problems. The turns of studies are in proportion to the weights of their
-            problems, as long as all want more. None for equal weights.
+        max_trials: Number of configs that may be tried for a problem, by all families together.
+        num_compilers: Number of translation units that compilers work on at a time.
+        places: The number of the device that measures a problem; 0 for a problem that is not in it.
+        num_devices: Number of devices that measure at a time.
+        exists: Returns whether a kernel is compiled, or is being compiled.
+        trial_seconds: Returns the seconds that compiling and measuring a kernel would take; compiling is free where the
+            kernel exists.
     """
 
     def __init__(
         self,
         studies: Sequence[SpaceStudy],
-        bench: Bench,
         target: str,
-        max_trials: Callable[[Problem], int],
-        weights: Callable[[], Mapping[Problem, float]] | None = None,
+        max_trials: Mapping[Problem, int],
+        *,
+        num_compilers: int,
+        places: Mapping[Problem, int],
+        num_devices: int,
+        exists: Callable[[Kernel], bool],
+        trial_seconds: Callable[[Kernel], float],
     ) -> None:
         self._turns = [study for study in studies if study.total]
         self._passes = dict.fromkeys(self._turns, 0.0)
-        self._weights = weights
         self._by_problem: dict[Problem, list[SpaceStudy]] = {}
         for study in self._turns:
             self._by_problem.setdefault(study.space.problem, []).append(study)
-        self._bench, self._target, self._max_trials = bench, target, max_trials
+        self._target, self._max_trials, self._exists = target, max_trials, exists
         # Studies of one family, dtype and epilogue share their kernels, by the id of the config.
         shared: dict[tuple[object, ...], dict[int, Kernel]] = {}
         self._kernels = {study: shared.setdefault(study.space.kernel_group, {}) for study in self._turns}
         self._asked_for: dict[Kernel, tuple[Problem, int]] = {}  # -> the problem, and the config's rank for it
         for study in self._turns:
-            study.sampler.trial_seconds = partial(self._trial_seconds, study)
-        self._queues: list[list[_Ready]] = [[] for _ in range(bench.devices())]  # kernels that wait, by device
+            study.sampler.trial_seconds = partial(self._trial_seconds, trial_seconds, study)
+        self._num_compilers, self._places = num_compilers, places
+        self._queues: list[list[_Ready]] = [[] for _ in range(num_devices)]  # kernels that wait, by device
         self._num_ready = 0
-        self._all_rest = False
-        self._is_large = is_large(len(self._by_problem), bench.compilers())
+        self._is_large = is_large(len(self._by_problem), num_compilers)
 
-    def begin(self) -> None:
-        """Give idle compilers work, if there is time left."""
-        if self._bench.time_left():
-            self._compile()
+    @property
+    def has_waiting(self) -> bool:
+        """Return whether a kernel waits to be measured."""
+        return any(self._queues)
 
-    def run(self) -> None:
-        """Ask, compile and measure until no study wants more or the budget ends."""
-        while self._bench.time_left():
-            if self._all_rest and not any(self._queues):
-                self._bench.finish()  # the studies wanted nothing: tell them all results before they are asked again
-            asked = self._compile()
-            self._add(self._bench.ready(wait=False))
-            if not any(self._queues):
-                if self._bench.finish():
-                    continue  # with these results the studies may want more
-                self._add(self._bench.ready(wait=True))
-            if batch := self._next():
-                self._bench.measure(batch)
-            elif any(self._queues):
-                self._bench.wait()
-            elif not asked:
-                break
-        self._bench.finish()
+    @property
+    def asks_all(self) -> bool:
+        """Return whether the studies of all devices are asked: no device has a long queue."""
+        return len(self._short_queues()) == len(self._queues)
 
-    def _add(self, kernels: Sequence[Kernel]) -> None:
-        """Let kernels that are ready wait for their devices."""
-        self._follow_devices()
+    def add(self, kernels: Sequence[Kernel]) -> None:
+        """Let kernels that are compiled wait for their devices."""
         for kernel in kernels:
             problem, rank = self._asked_for.get(kernel, (None, 0))
             ready = _Ready(kernel, problem, rank, self._num_ready)
-            self._queues[self._place(ready)].append(ready)
+            self._queues[self._place(ready.problem)].append(ready)
             self._num_ready += 1
 
-    def _follow_devices(self) -> None:
-        """If a device is lost, let its kernels wait for the devices that measure its problems from now on."""
-        if len(self._queues) != self._bench.devices():
-            waiting, self._queues = self._queues, [[] for _ in range(self._bench.devices())]
-            for ready in (ready for queue in waiting for ready in queue):
-                self._queues[self._place(ready)].append(ready)
-
-    def _place(self, ready: _Ready) -> int:
-        return self._bench.place(ready.problem) if ready.problem else 0
-
-    def _next(self) -> list[Kernel]:
+    def next(self, rooms: Sequence[int], places: Mapping[Problem, int]) -> list[Kernel]:
         """Take the next kernels to measure: of the problems with the fewest results, in the order of the queue.
 
         Only devices with room get kernels. With several devices a problem has few results when it is done, so the order
         decides how soon it has a good kernel: the lowest predicted cost is first.
+
+        Args:
+            rooms: How many candidates each device takes without a wait.
+            places: The number of the device that measures a problem. If a device was lost, there are fewer rooms, and
+                its problems have other places.
         """
-        rooms, by_rank = list(self._bench.rooms()), self._bench.devices() > 1
-        self._follow_devices()  # `rooms` notices one that is lost
+        if len(rooms) != len(self._queues):
+            lost, self._queues, self._places = self._queues, [[] for _ in rooms], places
+            for ready in (ready for queue in lost for ready in queue):
+                self._queues[self._place(ready.problem)].append(ready)
+        rooms, by_rank = list(rooms), len(rooms) > 1
         waiting = [(place, ready) for place, queue in enumerate(self._queues) if rooms[place] for ready in queue]
         results = {ready.problem: self._num_results(ready.problem) for _, ready in waiting}
         waiting.sort(key=lambda one: (results[one[1].problem], one[1].rank if by_rank else 0, one[1].number))
@@ -216,33 +146,41 @@ class Schedule:
                 taken.append(ready.kernel)
         return taken
 
-    def _num_results(self, problem: Problem | None) -> int:
-        return sum(study.num_observed for study in self._by_problem[problem]) if problem else 0
-
-    def _compile(self) -> bool:
-        """Ask for as many kernels as the compilers can start on; return whether any were wanted.
+    def free_units(self, idle: int) -> int:
+        """Return the number of translation units to start, as far as all devices can use them.
 
         Kernels that wait to be measured will teach the studies more than they know now, so a long queue stops further
         questions. The few results that a device still owes do not: studies know what is pending.
+
+        Args:
+            idle: Number of translation units that compilers would start on at once.
         """
-        started = time.perf_counter()
-        short = {place for place, queue in enumerate(self._queues) if len(queue) < PREFETCH}
-        num_units = self._free_units(len(short))
+        busy = self._num_compilers - idle
+        room = COMPILING_PER_DEVICE * len(self._queues) - busy
+        return max(0, min(idle, room, COMPILING_PER_DEVICE * len(self._short_queues())))
+
+    def ask(self, num_units: int, weights: Mapping[Problem, float]) -> list[Kernel]:
+        """Ask for kernels that fill some translation units; there may be none.
+
+        Args:
+            num_units: Number of translation units.
+            weights: Weights of the problems; without any, all are equal. The turns of studies are in proportion
+                to the weights of their problems, as long as all want more.
+        """
+        short = self._short_queues()
         # The second question counts: a family that waited in the first may be the one that expects most by then.
-        wanted = (self._wanted(num_units, short) or self._wanted(num_units, short)) if num_units else []
-        self._all_rest = bool(num_units) and not wanted and len(short) == len(self._queues)
-        if num_units:
-            self._bench.compile(wanted, time.perf_counter() - started)
-        return bool(wanted)
+        return self._wanted(num_units, short, weights) or self._wanted(num_units, short, weights)
 
-    def _free_units(self, devices: int) -> int:
-        """Return the number of translation units to start for some devices, as far as all devices can use them."""
-        idle = self._bench.idle_compilers()
-        busy = self._bench.compilers() - idle
-        room = COMPILING_PER_DEVICE * self._bench.devices() - busy
-        return max(0, min(idle, room, COMPILING_PER_DEVICE * devices))
+    def _short_queues(self) -> set[int]:
+        return {place for place, queue in enumerate(self._queues) if len(queue) < PREFETCH}
 
-    def _wanted(self, num_units: int, places: Container[int]) -> list[Kernel]:
+    def _place(self, problem: Problem | None) -> int:
+        return self._places.get(problem, 0) if problem else 0
+
+    def _num_results(self, problem: Problem | None) -> int:
+        return sum(study.num_observed for study in self._by_problem[problem]) if problem else 0
+
+    def _wanted(self, num_units: int, places: Container[int], weights: Mapping[Problem, float]) -> list[Kernel]:
         """Return kernels that fill about `num_units` translation units, asking each study of some devices at most once.
 
         The order is that of stride scheduling (Waldspurger and Weihl 1995): each turn advances a study's pass by the
@@ -251,9 +189,8 @@ class Schedule:
         """
         wanted: dict[Kernel, None] = {}
         filled = 0.0
-        weights = self._weights() if self._weights else {}
         heaviest = max(weights.values(), default=1.0) or 1.0
-        asking = [study for study in self._turns if self._bench.place(study.space.problem) in places]
+        asking = [study for study in self._turns if self._place(study.space.problem) in places]
         for study in sorted(asking, key=self._passes.__getitem__):
             weight = weights.get(study.space.problem, heaviest) / heaviest
             self._passes[study] += 1 / max(weight, MIN_WEIGHT)
@@ -263,7 +200,7 @@ class Schedule:
             if self._is_large and study.num_started < WARM_START_BATCH:
                 self._enqueue_existing(study)
             asked = self._ask(study, min(count, left)) if left > 0 else []
-            filled += sum(not (self._is_large and self._bench.exists(kernel)) for kernel in asked) / per_unit
+            filled += sum(not (self._is_large and self._exists(kernel)) for kernel in asked) / per_unit
             wanted |= dict.fromkeys(asked)
             if filled >= num_units:
                 break
@@ -278,12 +215,12 @@ class Schedule:
     def _enqueue_existing(self, study: SpaceStudy) -> None:
         """Let a study begin with kernels that exist, so that each layer of a large network soon has a time."""
         likely = study.space.configs[:REUSED_RANK]
-        existing = [config for config in likely if self._bench.exists(self._kernel(study, config))]
+        existing = [config for config in likely if self._exists(self._kernel(study, config))]
         study.enqueue(existing[:WARM_START_BATCH])
 
     def _trials_left(self, problem: Problem) -> int:
         """Return the number of configs that may still be tried for a problem."""
-        return self._max_trials(problem) - sum(study.num_started for study in self._by_problem[problem])
+        return self._max_trials[problem] - sum(study.num_started for study in self._by_problem[problem])
 
     def _ask(self, study: SpaceStudy, count: int) -> list[Kernel]:
         space = study.space
@@ -295,8 +232,8 @@ class Schedule:
             self._asked_for.setdefault(kernel, (space.problem, space.index_of(config) or 0))
         return kernels
 
-    def _trial_seconds(self, study: SpaceStudy, config: Config) -> float:
-        return self._bench.trial_seconds(self._kernel(study, config))
+    def _trial_seconds(self, of_kernel: Callable[[Kernel], float], study: SpaceStudy, config: Config) -> float:
+        return of_kernel(self._kernel(study, config))
 
     def _kernel(self, study: SpaceStudy, config: Config) -> Kernel:
         """Return the kernel of a config of a study's space.

@@ -2,12 +2,11 @@
 
 from autotune.tuner.foreign_kernels import ForeignKernels, kernel_of
 from autotune.tuner.library_candidates import LibraryCandidates
-from autotune.tuner.line_progress import LineProgress
 from autotune.tuner.machines import DeviceGroup, Machines, MeasuringDevice, cores_apart, device_groups, local_devices
 from autotune.tuner.objectives import DEFAULT_OBJECTIVES, OBJECTIVES
 from autotune.tuner.options import TunerOptions
 from autotune.tuner.phases import PREPARATION, PhaseTime
-from autotune.tuner.progress import Progress
+from autotune.tuner.progress import LineProgress, Progress, TracedProgress
 from autotune.tuner.report import (
     Failure,
     LayerWinner,
@@ -21,31 +20,29 @@ from autotune.tuner.report import (
     runner,
     unsupported_reason,
 )
-from autotune.tuner.session import (
-    INDUCTOR_MODES,
-    Bench,
+from autotune.tuner.request import (
     Searched,
     TuneRequest,
-    inductor_modes,
     missing,
     missing_problems,
     network_request,
     refuse_other_timing,
     step_request,
 )
+from autotune.tuner.simulator import MIN_CONFIGS, Replay, ReplayPoint, replay
+from autotune.tuner.target import INDUCTOR_MODES, TuningTarget, inductor_modes
 from autotune.tuner.threads import start_in_background
 from autotune.tuner.time_breakdown import RECORD, WAIT, TimeBreakdown
-from autotune.tuner.traced_progress import TracedProgress
 from autotune.tuner.tuner import Tuner
 
 __all__ = [
     "DEFAULT_OBJECTIVES",
     "INDUCTOR_MODES",
+    "MIN_CONFIGS",
     "OBJECTIVES",
     "PREPARATION",
     "RECORD",
     "WAIT",
-    "Bench",
     "DeviceGroup",
     "Failure",
     "ForeignKernels",
@@ -56,12 +53,15 @@ __all__ = [
     "MeasuringDevice",
     "PhaseTime",
     "Progress",
+    "Replay",
+    "ReplayPoint",
     "Searched",
     "TimeBreakdown",
     "TracedProgress",
     "TuneRequest",
     "Tuner",
     "TunerOptions",
+    "TuningTarget",
     "cores_apart",
     "device_groups",
     "failures",
@@ -78,6 +78,7 @@ __all__ = [
     "pareto_candidates",
     "refuse_other_timing",
     "rejected_configs",
+    "replay",
     "runner",
     "start_in_background",
     "step_request",

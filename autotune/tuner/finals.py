@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -15,12 +15,13 @@ from autotune.ir import Problem
 from autotune.libraries import aten
 from autotune.measure import THROTTLED, Result, Worker
 from autotune.runtime import Candidate, candidate, shortlist
-from autotune.tuner.device_queues import DeviceQueues
-from autotune.tuner.progress import Progress
+from autotune.tuner.options import ONLY, TRIALS
+from autotune.tuner.phases import FINALS
+from autotune.tuner.run_context import RunContext
 from autotune.tuner.threads import stop_until_done
-from autotune.tuner.time_breakdown import TimeBreakdown
-from tuning_db import Store, launch_text, ranking
-from tuning_db.schema import Device, Measurement
+from autotune.tuner.trials import is_whole
+from tuning_db import launch_text, ranking
+from tuning_db.schema import Measurement
 
 FINALISTS = 6
 """Kernels of a problem that are timed in the final rounds."""
@@ -30,8 +31,6 @@ FINAL_ROUNDS = 15
 """Interleaved rounds per problem."""
 FINALS_OF = "finals"
 """Detail of a final measurement: the time.time() of its rounds, which those of the other finalists have, too."""
-ONLY, TRIALS = "only", "trials"
-"""Details of a final measurement, of a search that the user has limited: the families and the number of configs."""
 
 
 @dataclass(frozen=True)
@@ -48,35 +47,28 @@ class Finals:
     """Times finalists on the devices of a run; each problem on its own device.
 
     Args:
-        store: The database.
-        device: The database's row of the devices.
-        queues: The devices.
-        breakdown: Receives the times.
-        progress: Receives events.
-        limits: What the search was limited to, by ONLY and TRIALS; it is recorded.
+        run: The run.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        device: Device,
-        queues: DeviceQueues,
-        breakdown: TimeBreakdown,
-        progress: Progress,
-        limits: Mapping[str, Any],
-    ) -> None:
-        self._limits = limits
-        self._store, self._device, self._queues = store, device, queues
-        self._breakdown, self._progress = breakdown, progress
+    def __init__(self, run: RunContext) -> None:
+        self._run = run
+        self._limits = run.options.limits
+        self._store, self._device, self._queues, self._progress = run.store, run.device, run.queues, run.progress
         self._was_slow = False
         self._seconds = 0.0  # the longest time of a candidate so far
 
-    def run(self, problems: Sequence[Problem], until: Deadline) -> None:
-        """Time the finalists of some problems, in this order; those for which no time is left stay as they are.
+    def run(self) -> None:
+        """Time the finalists of all problems, the heaviest first; those for which no time is left stay as they are.
 
         Raises:
             OutOfTimeError: The run is over.
         """
+        run = self._run
+        run.progress.stage("timing the finalists")
+        # What was tried in the processes beside the search is compared there, when it is done.
+        beside = run.options.arch.is_cuda
+        problems = [one for one in run.weights.sorted() if not (beside and is_whole(one, run.networks))]
+        until = run.phases.begin(FINALS)
         if len(self._queues.workers) == 1:
             for problem in problems:
                 if final := self._begun(problem, until):
@@ -141,7 +133,7 @@ class Finals:
 
     def _record(self, final: _Final, results: Sequence[Result]) -> None:
         spent, timed = time.monotonic() - final.started, round(time.time(), 3)
-        self._breakdown.add({"time": spent})
+        self._run.breakdown.add({"time": spent})
         self._seconds = max(self._seconds, spent / len(final.rows))
         if any(result.details.get(THROTTLED) for result in results) and not self._was_slow:
             self._was_slow = True

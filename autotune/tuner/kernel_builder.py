@@ -19,6 +19,9 @@ from autotune.tuner.time_breakdown import TimeBreakdown
 from tuning_db import Store
 from tuning_db.schema import KernelRow, Library
 
+TRIAL_SECONDS = 0.05
+"""Typical time of verifying and timing a config."""
+
 
 class KernelBuilder:
     """Compiles kernels on a number of cores. It is a context manager: its exit ends the compilers.
@@ -29,7 +32,6 @@ class KernelBuilder:
         jobs: Number of compilers that run at the same time.
         breakdown: Receives the compile times.
         progress: Receives events.
-        on_failure: Called with each kernel that does not compile or is skipped.
         known: The kernels of other databases, which are copied from there instead of being compiled.
         start_batch: Starts compilers; those of this machine, unless there are others.
 
@@ -41,6 +43,7 @@ class KernelBuilder:
         compiled: Number of kernels that this run compiled.
         compile_seconds: Core-seconds that their translation units took.
         reserved: Cores that are left to others.
+        on_failure: Called with each kernel that does not compile or is skipped.
     """
 
     def __init__(
@@ -50,19 +53,18 @@ class KernelBuilder:
         jobs: int,
         breakdown: TimeBreakdown,
         progress: Progress,
-        on_failure: Callable[[Kernel], None] = lambda _: None,
         known: Mapping[Kernel, ForeignKernel] = MappingProxyType({}),
         start_batch: StartBatch = BuildBatch,
     ) -> None:
         self._store, self._target = store, target
-        self._breakdown, self._progress, self._on_failure = breakdown, progress, on_failure
-        self._known = known
+        self._breakdown, self._progress, self._known = breakdown, progress, known
+        self.on_failure: Callable[[Kernel], None] = lambda _: None
         self.rows: dict[Kernel, KernelRow] = {}
         self.copied = 0
         self.compiled, self.compile_seconds = 0, 0.0
         self.skipped: dict[Kernel, str] = {}
         self.reserved = 0
-        self._queue = BuildQueue(jobs, start_batch)
+        self._jobs, self._queue = jobs, BuildQueue(jobs, start_batch)
         self._building: set[Kernel] = set()
         self._ready: list[Kernel] = []
         self._seconds: dict[Kernel, dict[str, float]] = {}
@@ -94,6 +96,7 @@ class KernelBuilder:
             search_seconds: Time that choosing them took.
         """
         started = time.perf_counter()
+        self._breakdown.add({"search": search_seconds})
         self._copy(kernels)
         self._ready += [k for k in kernels if k in self.rows and not self.rows[k].error and k not in self._building]
         known = self.rows.keys() | self.skipped.keys() | self._building
@@ -121,6 +124,12 @@ class KernelBuilder:
     def exists(self, kernel: Kernel) -> bool:
         """Return whether a kernel needs no further compiler: it is in a database, or is being built."""
         return kernel in self.rows or kernel in self._known or kernel in self._building
+
+    def trial_seconds(self, kernel: Kernel) -> float:
+        """Return the cost of a trial: its share of compiling on all cores, unless the kernel exists, and of timing."""
+        if self.exists(kernel):
+            return TRIAL_SECONDS
+        return TRIAL_SECONDS + sum(family(kernel.family).compile_seconds) / self._jobs
 
     def _copy(self, kernels: Sequence[Kernel]) -> None:
         """Copy kernels that other databases hold into this one."""
@@ -171,7 +180,7 @@ class KernelBuilder:
             self._building.discard(kernel)
             self._seconds.setdefault(kernel, {})["compile"] = built.seconds / len(kernels)
             if built.error:
-                self._on_failure(kernel)
+                self.on_failure(kernel)
         self._breakdown.add({"compile": built.seconds})
         self.compile_seconds += built.seconds
         self.compiled += len(kernels) if built.path and built.seconds else 0
@@ -184,7 +193,7 @@ class KernelBuilder:
         self.skipped |= dict.fromkeys(kernels, built.error)
         self._progress.compiled(len(kernels), len(kernels))
         for kernel in kernels:
-            self._on_failure(kernel)
+            self.on_failure(kernel)
 
     def _put_library(self, built: ninja_build.Built) -> Library:
         assert built.path

@@ -12,7 +12,7 @@ import torch
 from autotune.codegen import BuildBatch, StartBatch
 from autotune.core import Architecture, Deadline, DeviceKind, architecture, of_capability
 from autotune.measure import ChildProcess, StartChild, Timing, Worker
-from autotune.tuner.session import Bench
+from autotune.tuner.target import TuningTarget
 
 MIN_CORES = 8
 """Cores for each GPU from which on its measuring process gets one that compilers do not use."""
@@ -33,11 +33,11 @@ class DeviceGroup:
     """Devices of one kind.
 
     Attributes:
-        bench: What is compiled for and measured on.
+        target: What is compiled for and measured on.
         devices: The devices; none if no device runs the kernels.
     """
 
-    bench: Bench
+    target: TuningTarget
     devices: Sequence[MeasuringDevice]
 
     def workers(self, timing: Timing, until: Deadline) -> list[Worker]:
@@ -90,11 +90,11 @@ def device_groups(arch: str, devices: Sequence[MeasuringDevice]) -> list[DeviceG
         same.setdefault(device.kind, []).append(device)
     groups = []
     for kind, found in same.items():
-        bench = Bench.of(_arch(arch, kind), kind, found[0].name)
-        devices = found if bench.device else []
-        if bench.device == "cpu" and found[0].child is ChildProcess:
+        target = TuningTarget.of(_arch(arch, kind), kind, found[0].name)
+        devices = found if target.device else []
+        if target.device == "cpu" and found[0].child is ChildProcess:
             devices = [replace(found[0], name="cpu")]  # the CPU of this machine, however many GPUs it has
-        groups.append(DeviceGroup(bench, devices))
+        groups.append(DeviceGroup(target, devices))
     return groups
 
 
@@ -110,7 +110,7 @@ def cores_apart(groups: Sequence[DeviceGroup], cores: Sequence[int]) -> tuple[Se
     A CPU that measures uses all cores, and few cores are not divided.
     """
     count = sum(len(group.devices) for group in groups)
-    if not (groups[0].bench.arch.is_cuda and count) or len(cores) < MIN_CORES * count:
+    if not (groups[0].target.arch.is_cuda and count) or len(cores) < MIN_CORES * count:
         return groups, cores
     own = iter(cores[-count:])
     apart = [

@@ -8,8 +8,10 @@ from typing import Any
 from autotune.core import Architecture
 from autotune.libraries import cudnn
 from autotune.search import DEFAULT_SAMPLER
-from autotune.tuner.finals import ONLY, TRIALS
 from autotune.tuner.objectives import DEFAULT_OBJECTIVES
+
+ONLY, TRIALS = "only", "trials"
+"""Details of a final measurement, of a search that the user has limited: the families and the number of configs."""
 
 
 @dataclass(frozen=True)

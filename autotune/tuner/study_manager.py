@@ -29,7 +29,6 @@ from autotune.tuner.foreign_kernels import ForeignKernels, kernel_of
 from autotune.tuner.kernel_builder import KernelBuilder
 from autotune.tuner.objectives import objective_values
 from autotune.tuner.options import TunerOptions
-from autotune.tuner.other_launches import AGAIN
 from tuning_db import Store, launch_text, ranking
 from tuning_db.schema import Device, KernelRow, Measurement
 
@@ -49,6 +48,11 @@ NUM_NEAREST = 3
 MAX_OTHER_PROBLEMS = 32
 """Problems outside the run whose times a study's model knows. The limit keeps the model's fits short."""
 
+AGAIN = 1.1
+"""A later run goes on with the kernels within this factor of the best first launch. It is less than
+other_launches.PROMISING, because the times of finalists are those of the finals by then, which differ from those of the
+trials."""
+
 _Ranking = Sequence[tuple[Kernel, float]]
 """Kernels of a problem with their times in microseconds, the fastest first."""
 
@@ -60,7 +64,7 @@ class StudyManager:
         store: The database.
         problems: The problems to tune, in the order in which they are searched.
         options: Options of the run.
-        builder: Builds kernels.
+        builder: Builds kernels; it tells the studies which do not compile.
         spaces: The spaces to search; None for those of all families that serve the problems.
         foreign: Kernels of other databases.
 
@@ -79,6 +83,7 @@ class StudyManager:
     ) -> None:
         self._store, self._problems, self._options = store, problems, options
         self._builder, self._given_spaces = builder, spaces
+        builder.on_failure = self.tell_failure
         self._choice = sampler_choice(options.sampler, len(options.objectives))
         self._foreign = foreign
         self._others: dict[Problem, _Ranking] = {}
@@ -145,7 +150,8 @@ class StudyManager:
         """Return the studies whose spaces have kernels of a kernel's family, dtype and epilogue."""
         return self._by_group.get(kernel_group(kernel), ())
 
-    def max_trials(self, _: Problem) -> int:
+    @property
+    def max_trials(self) -> int:
         """Return the number of configs that may be tried for a problem."""
         return self._options.trials if self._choice.is_bounded else sys.maxsize
 
@@ -154,7 +160,7 @@ class StudyManager:
         num_families = Counter(study.space.problem for study in self.studies)
         kernels: dict[Kernel, None] = {}
         for space in (study.space for study in self.studies):
-            share = ceil_div(self.max_trials(space.problem), num_families[space.problem])
+            share = ceil_div(self.max_trials, num_families[space.problem])
             kernels |= dict.fromkeys(self._lowest_cost(space, min(share, len(space.configs))))
         return list(kernels)
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from rich.table import Table
 
-from autotune.search import DEFAULT_SAMPLER, TuneTrace, replay
+from autotune.search import DEFAULT_SAMPLER, TuneTrace
+from autotune.tuner import replay
 from autotune_cli.chart import FAINT, INK, OURS
 
 CORES_PER_HOST = 16

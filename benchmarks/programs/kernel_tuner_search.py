@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from autotune.core import AutotuneError, require_one_of
-from autotune.search import MIN_CONFIGS, Replay, ReplayPoint, SpaceTrace, TuneTrace
+from autotune.search import SpaceTrace, TuneTrace
+from autotune.tuner import MIN_CONFIGS, Replay, ReplayPoint
 
 PREFIX = "kernel-tuner:"
 """Prefix of the sampler names that stand for strategies of Kernel Tuner, such as kernel-tuner:pso."""

@@ -27,7 +27,8 @@ from rich.console import Console
 from rich.table import Table
 
 from autotune.core import AutotuneError, format_bytes, require_one_of
-from autotune.search import ANY_SAMPLER, MIN_CONFIGS, SAMPLERS, Replay, TuneTrace, replay, trace_of
+from autotune.search import ANY_SAMPLER, SAMPLERS, TuneTrace, trace_of
+from autotune.tuner import MIN_CONFIGS, Replay, replay
 from autotune_cli.command_line import output, percent, positive, seconds
 from autotune_cli.main import run_program
 from autotune_cli.record import provenance

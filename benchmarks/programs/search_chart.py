@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autotune.search import DEFAULT_SAMPLER, Replay
+from autotune.search import DEFAULT_SAMPLER
+from autotune.tuner import Replay
 from autotune_cli.chart import FAINT, INK, OURS
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ def machines(args: argparse.Namespace) -> Iterator[Machines]:
         devices = [_remote(kind, cluster.child(place)) for place, kind in enumerate(kinds)]
         groups = device_groups(args.arch, devices or local_devices(_here(args.devices)))
         for group in groups:
-            cluster.require_versions(group.bench.target)
+            cluster.require_versions(group.target.target)
         start_batch = cluster.start_batch if cluster.compilers else BuildBatch
         yield Machines(groups, cluster.compilers or args.jobs, start_batch, are_here=not kinds)
 

@@ -18,12 +18,12 @@ from autotune.search import sampler_choice
 from autotune.tuner import (
     DEFAULT_OBJECTIVES,
     PREPARATION,
-    Bench,
     DeviceGroup,
     Machines,
     TracedProgress,
     TuneRequest,
     TunerOptions,
+    TuningTarget,
     start_in_background,
 )
 from autotune_cli import tune_summary
@@ -53,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
         found = stack.enter_context(machines(args))
         budget = args.budget
         if budget is None:
-            budget = num_requests(args) * sum(group.bench.budget for group in found.groups)
+            budget = num_requests(args) * sum(group.target.budget for group in found.groups)
         work = work_deadline(budget, args.started)
         left = [work.share(1 / (len(found.groups) - place)) for place in range(len(found.groups) - 1)] + [work]
         code = 0
@@ -82,43 +82,43 @@ def _tune_group(
     args: argparse.Namespace, found: Machines, group: DeviceGroup, deadline: Deadline, timing: Timing
 ) -> int:
     """Tune for the devices of one kind; return the exit code."""
-    bench = group.bench
-    if timing.energy and not bench.arch.is_cuda:
+    target = group.target
+    if timing.energy and not target.arch.is_cuda:
         raise UnknownNameError("--objective energy: only a GPU reports its energy")
     with ExitStack() as stack:
         workers = [stack.enter_context(worker) for worker in group.workers(timing, deadline)]
-        requests = tune_requests(args, bench.arch, lambda: stack.enter_context(start_in_background(workers)))
-        steps = _settled_steps(requests, bench, found)
-        options = _options(args, bench, found, requests)
-        path = args.db or Path("tuning_db") / f"{requests[0].name}_{bench.arch.name}.db"
+        requests = tune_requests(args, target.arch, lambda: stack.enter_context(start_in_background(workers)))
+        steps = _settled_steps(requests, target, found)
+        options = _options(args, target, found, requests)
+        path = args.db or Path("tuning_db") / f"{requests[0].name}_{target.arch.name}.db"
         store = stack.enter_context(Store.create(path))
         search = deadline.before(STEP_SHARE * deadline.left) if steps else deadline
         others = None if args.from_db is None else _files(args.from_db)
         start = partial(start_run, timing=timing, others=others, start_batch=found.start_batch)
-        code = tune(start, requests, store, bench, options, workers, search, args.verbose)
+        code = tune(start, requests, store, target, options, workers, search, args.verbose)
     if not code and steps:
         from autotune_cli import step_plan  # imports torch's compiler, which takes seconds
 
         with Store.create(path) as store:
             for left, step in zip(range(len(steps), 0, -1), steps, strict=True):
-                device = torch.device(bench.device or "")
+                device = torch.device(target.device or "")
                 step_plan.settle(Console(), store, str(path), step, device, deadline.share(1 / left))
     return code
 
 
-def _settled_steps(requests: Sequence[TuneRequest], bench: Bench, found: Machines) -> list[StepRequest]:
+def _settled_steps(requests: Sequence[TuneRequest], target: TuningTarget, found: Machines) -> list[StepRequest]:
     """Return the training steps that are timed as a whole, on a device of this machine.
 
     On a GPU their kernels are chosen in the whole step, which Inductor must compile for that.
     """
     steps = [one for one in requests if isinstance(one, StepRequest)]
-    if not (steps and bench.device and found.are_here):
+    if not (steps and target.device and found.are_here):
         return []
-    if not bench.arch.is_cuda:
+    if not target.arch.is_cuda:
         return steps
     from fused_resnet.training.compile import why_not_compiled  # imports torch's compiler, which takes seconds
 
-    return [] if why_not_compiled(torch.device(bench.device)) else steps
+    return [] if why_not_compiled(torch.device(target.device)) else steps
 
 
 def _files(databases: Sequence[Location]) -> list[Path]:
@@ -138,9 +138,11 @@ def _objectives(args: argparse.Namespace) -> tuple[str, ...]:
     return tuple(dict.fromkeys(args.objective or DEFAULT_OBJECTIVES))
 
 
-def _options(args: argparse.Namespace, bench: Bench, found: Machines, requests: Sequence[TuneRequest]) -> TunerOptions:
+def _options(
+    args: argparse.Namespace, target: TuningTarget, found: Machines, requests: Sequence[TuneRequest]
+) -> TunerOptions:
     return run_options(
-        bench,
+        target,
         found.jobs,
         requests,
         trials=args.trials,
@@ -161,7 +163,7 @@ def tune(
     start: Callable[..., RunOutcome],
     requests: Sequence[TuneRequest],
     store: Store,
-    bench: Bench,
+    target: TuningTarget,
     options: TunerOptions,
     workers: Sequence[Worker],
     deadline: Deadline,
@@ -180,7 +182,7 @@ def tune(
     layers = [layer.problem for request in requests if request.network for layer in request.network.layers]
     progress = LiveProgress(console, named, deadline, layers)
     with progress:
-        outcome = start(store, bench, requests, options, workers, deadline, TracedProgress(progress))
+        outcome = start(store, target, requests, options, workers, deadline, TracedProgress(progress))
     tuner, code = outcome.tuner, exit_code(outcome.interrupt) if outcome.interrupt else 0
     tune_summary.show_outcome(console, tuner, requests, store.name)
     if not workers:

@@ -96,8 +96,9 @@ def test_a_compiler_that_is_killed_also_alone_leaves_no_verdict(compiler, kernel
     failed = []
     with (
         Store.create(tmp_path / "tuning.db") as store,
-        KernelBuilder(store, cpu_target, 2, TimeBreakdown(), Progress(), on_failure=failed.append) as builder,
+        KernelBuilder(store, cpu_target, 2, TimeBreakdown(), Progress()) as builder,
     ):
+        builder.on_failure = failed.append
         builder.build(kernels[:2])
         assert builder.ready(wait=True) == []
         assert set(builder.skipped) == set(kernels[:2]) == set(failed)

@@ -4,13 +4,13 @@ import pytest
 
 from autotune.core import NEVER, DeviceKind, architecture
 from autotune.measure import Timing
-from autotune.tuner import Bench, DeviceGroup, MeasuringDevice, cores_apart
+from autotune.tuner import DeviceGroup, MeasuringDevice, TuningTarget, cores_apart
 
 GPU, CPU = DeviceKind("NVIDIA H200", 90, 132), DeviceKind("a CPU", None, 16)
 
 
 def group(arch, kind, names):
-    return DeviceGroup(Bench.of(architecture(arch), kind), [MeasuringDevice(kind, name) for name in names])
+    return DeviceGroup(TuningTarget.of(architecture(arch), kind), [MeasuringDevice(kind, name) for name in names])
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from autotune.measure import timed
 from autotune.search import Space
 from autotune.tuner import Progress, Tuner, TunerOptions, pareto_candidates
 from autotune.tuner.kernel_builder import identity
-from autotune.tuner.other_launches import AGAIN
+from autotune.tuner.study_manager import AGAIN
 from autotune.tuner.threads import in_thread
 from tuning_db import Store
 

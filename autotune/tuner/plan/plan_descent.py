@@ -1,0 +1,262 @@
+"""Coordinate descent over the plans of a network, which are timed as a whole, on a GPU inside their CUDA graph.
+
+In the first sweep all layers of one problem change together: that needs fewer rounds, and a gain in several layers
+stands out of the noise. It tries the layers first, then the alternatives, then the order. Later sweeps try the
+alternatives, each layer alone, and the order. All neighbours that a move reaches are timed with the current plan in
+interleaved rounds; the fastest replaces the current plan if its gain is above the noise. The descent ends with a sweep
+that changes nothing.
+
+The time of a descent is limited. A move can gain no more than the time of its layers, so the moves of a sweep are made
+in descending order of that time, and each may take its share of the time that is left: as many neighbours are timed as
+fit, by the seconds that the comparisons took so far, those with the fastest candidates first. A move without time for
+one neighbour is left out. Every improvement is reported at once, so a run that is ended keeps the best plan so far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from autotune.core import NEVER, Deadline, ProblemError
+from autotune.ir import Layer, Network, Problem
+from autotune.measure import Result, Worker
+from autotune.runtime import Candidate
+from autotune.tuner.plan.plan_moves import Move, PlanState, Reorder, SwapKernel, TakeAlternative
+
+KEPT_CANDIDATES = 4
+"""Candidates of a layer that sweeps after the first one try: the fastest in the network."""
+MAX_SWEEPS = 3
+ROUNDS = 7
+"""Interleaved rounds per comparison."""
+ORDER_WEIGHT = 0.05
+"""Share of the network's time that a change of the order may gain."""
+MAX_REQUEST_SECONDS = 10.0
+"""Longest comparison: the measuring process is killed if it does not answer within 30 s."""
+MAX_TIME_RATIO = 0.998
+"""A plan replaces the current one if it takes less than this share of its time; a smaller gain may be noise."""
+
+
+class PlanTimer:
+    """Times plans of a network, and knows how long that takes.
+
+    Args:
+        worker: Times plans on the device.
+        network: The network.
+
+    Attributes:
+        seconds: Seconds of timing one plan by ROUNDS samples: binding, capture and rounds, in the requests so far.
+        fault: Why the last plan that could not be timed could not.
+        failed_layer: The layer whose candidate failed in it, if that is known.
+    """
+
+    def __init__(self, worker: Worker, network: Network, clock: Callable[[], float]) -> None:
+        self._worker, self._network, self._clock = worker, network, clock
+        self._layers: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[Layer, ...]] = {}
+        self.seconds = 0.0
+        self.fault: str | None = None
+        self.failed_layer: str | None = None
+
+    def layers(self, plan: PlanState) -> tuple[Layer, ...]:
+        """Return the layers that a plan runs, in their order.
+
+        Sorting the layers of a deep network takes longer than timing it, so it is done once for all plans that differ
+        in their kernels only.
+        """
+        key = tuple(alternative.name for alternative in plan.alternatives), tuple(plan.order)
+        if key not in self._layers:
+            self._layers[key] = plan.layers(self._network)
+        return self._layers[key]
+
+    def compare(self, plans: Sequence[PlanState], rounds: int = ROUNDS) -> list[Result] | None:
+        """Time plans in interleaved rounds; return None if one of them fails.
+
+        Raises:
+            OutOfTimeError: At the deadline of the worker.
+        """
+        started = self._clock()
+        sequences = [[plan.assignments[layer.name] for layer in self.layers(plan)] for plan in plans]
+        results = self._worker.time_networks(self._network, sequences, rounds)
+        if failed := [result for result in results if result.median_us is None]:
+            self.fault = f"{failed[0].status}: {failed[0].error}"
+            self.failed_layer = failed[0].details.get("layer")
+            return None
+        if rounds == ROUNDS:
+            taken = (self._clock() - started) / len(plans)
+            self.seconds = (self.seconds + taken) / 2 if self.seconds else taken
+        return results
+
+    def compare_those_that_run(
+        self, plans: Sequence[PlanState], rounds: int = ROUNDS
+    ) -> list[tuple[PlanState, Result]]:
+        """Time plans in interleaved rounds; if they do not run together, such as for want of memory, each alone.
+
+        Returns:
+            The plans that run, with their results.
+
+        Raises:
+            OutOfTimeError: At the deadline of the worker.
+        """
+        if results := self.compare(plans, rounds):
+            return list(zip(plans, results, strict=True))
+        return [(plan, results[0]) for plan in plans if (results := self.compare([plan], rounds))]
+
+    def num_plans(self, seconds: float) -> float:
+        """Return how many plans can be compared within some seconds."""
+        return min(seconds, MAX_REQUEST_SECONDS) / self.seconds if self.seconds else math.inf
+
+    def runs(self, plan: PlanState) -> bool:
+        """Return whether a plan can be timed."""
+        return self.compare([plan], 1) is not None
+
+
+class PlanDescent:
+    """Coordinate descent over the plans of a network.
+
+    Args:
+        timer: Times plans.
+        network: The network.
+        candidates: The candidates of each layer by its name, the fastest alone first; a layer may have none.
+        layer_us: Time of each layer in microseconds by its name.
+        until: Deadline of the descent.
+        on_improvement: Called with each plan that replaces the current one, and its result.
+    """
+
+    def __init__(
+        self,
+        timer: PlanTimer,
+        network: Network,
+        candidates: Mapping[str, Sequence[Candidate]],
+        layer_us: Mapping[str, float],
+        until: Deadline = NEVER,
+        on_improvement: Callable[[PlanState, Result], object] = lambda *_: None,
+    ) -> None:
+        self._timer, self._network, self._until = timer, network, until
+        self._candidates = {name: list(each) for name, each in candidates.items() if each}
+        self._us, self._on_improvement = layer_us, on_improvement
+        self._problem_of = {layer.name: layer.problem for layer in network.all_layers}
+
+    def descend(self, plan: PlanState, group_first: bool) -> PlanState:
+        """Return a plan that no move makes faster, or the best after MAX_SWEEPS sweeps or at the deadline.
+
+        Args:
+            plan: The plan to start from.
+            group_first: Change all layers of one problem together in the first sweep.
+        """
+        for sweep in range(MAX_SWEEPS):
+            start = plan
+            together = group_first and sweep == 0
+            names = [layer.name for layer in self._timer.layers(plan)]
+            groups = self._same_problem(names) if together else [[name] for name in self._candidates]
+            swaps, alternatives = self._swaps(groups), self._alternatives()
+            order: tuple[float, Move] = (ORDER_WEIGHT * self._total(names), Reorder(self._network))
+            plan = self._make_moves(
+                [*swaps, *alternatives, order] if together else [*alternatives, *swaps, order], plan
+            )
+            if self._until.is_over or (plan is start and (not together or len(groups) == len(names))):
+                break
+        return plan
+
+    def _swaps(self, groups: Sequence[Sequence[str]]) -> list[tuple[float, Move]]:
+        """Return the moves that change the kernel of groups of layers, each with its weight, the heaviest first."""
+        swaps: list[tuple[float, Move]] = [
+            (self._total(group), SwapKernel(group, self._candidates[group[0]])) for group in groups
+        ]
+        return sorted(swaps, key=lambda swap: -swap[0])
+
+    def _alternatives(self) -> list[tuple[float, Move]]:
+        """Return the moves that take or give up alternatives, each with its weight, the heaviest first."""
+        moves: list[tuple[float, Move]] = [
+            (self._total(one.replaces), TakeAlternative(one)) for one in self._network.alternatives
+        ]
+        return sorted(moves, key=lambda move: -move[0])
+
+    def _total(self, names: Iterable[str]) -> float:
+        return sum(self._us.get(name, 0.0) for name in names)
+
+    def _make_moves(self, moves: Sequence[tuple[float, Move]], plan: PlanState) -> PlanState:
+        """Make moves, given with their weights, as far as there is time."""
+        left = sum(weight for weight, _ in moves)
+        for weight, move in moves:
+            available = self._until.left
+            seconds = available * weight / left if left > 0 and math.isfinite(available) else available
+            plan = self._apply(move, plan, self._timer.num_plans(seconds) - 1)
+            left -= weight
+        return plan
+
+    def _apply(self, move: Move, plan: PlanState, most: float) -> PlanState:
+        """Return the fastest plan that a move reaches, or the plan itself if none is faster.
+
+        Args:
+            move: The move.
+            plan: The current plan.
+            most: Number of neighbours that there is time for.
+        """
+        if isinstance(move, SwapKernel) and not self._runs(move.layers, plan):
+            return plan
+        neighbors = move.neighbors(plan)
+        if isinstance(move, TakeAlternative):  # the others take the same alternatives
+            neighbors = [one for one in neighbors if self._can_run(one)]
+        neighbors = neighbors if math.isinf(most) else neighbors[: max(0, int(most))]
+        if not neighbors:
+            return plan
+        timed = self._time_ratios(plan, neighbors)
+        ratios = [ratio for ratio, _ in timed]
+        if isinstance(move, SwapKernel):
+            self._shorten_candidates(move, plan, neighbors, ratios)
+        best = min(range(len(ratios)), key=ratios.__getitem__)
+        ratio, result = timed[best]
+        if result is None or ratio >= MAX_TIME_RATIO:
+            return plan
+        self._on_improvement(neighbors[best], result)
+        return neighbors[best]
+
+    def _can_run(self, plan: PlanState) -> bool:
+        """Return whether the alternatives of a plan can be taken together."""
+        try:
+            self._timer.layers(plan)  # kept for timing it
+        except ProblemError:
+            return False
+        return True
+
+    def _runs(self, names: Sequence[str], plan: PlanState) -> bool:
+        """Return whether a plan runs these layers."""
+        return {layer.name for layer in self._timer.layers(plan)}.issuperset(names)
+
+    def _shorten_candidates(
+        self, move: SwapKernel, plan: PlanState, neighbors: Sequence[PlanState], ratios: Sequence[float]
+    ) -> None:
+        """Keep the KEPT_CANDIDATES of a move's layers with which the network is fastest, and those in use."""
+        ranked = sorted(range(len(neighbors)), key=ratios.__getitem__)
+        for name in move.layers:
+            kept = [plan.assignments[name].candidate]
+            for other in (neighbors[i].assignments[name].candidate for i in ranked):
+                if other not in kept and len(kept) < KEPT_CANDIDATES:
+                    kept.append(other)
+            self._candidates[name] = kept
+
+    def _same_problem(self, names: Sequence[str]) -> list[list[str]]:
+        """Group layers by their problem; layers of one problem have the same candidates."""
+        groups: dict[Problem, list[str]] = {}
+        for name in names:
+            groups.setdefault(self._problem_of[name], []).append(name)
+        return list(groups.values())
+
+    def _time_ratios(self, plan: PlanState, neighbors: Sequence[PlanState]) -> list[tuple[float, Result | None]]:
+        """Return time of the neighbour / time of the plan and the result of each neighbour.
+
+        The ratio of a neighbour that fails is infinite. The worker reports the failure of one plan as that of all plans
+        of its request. So if a request fails, each neighbour is timed in a request of its own, as far as there is time.
+        """
+        groups = [list(neighbors)]
+        timed: list[tuple[float, Result | None]] = []
+        while groups:
+            group = groups.pop(0)
+            results = None if timed and self._until.is_over else self._timer.compare([plan, *group])
+            if results:
+                current, *others = [result.median_us or math.inf for result in results]
+                timed += [(us / current, result) for us, result in zip(others, results[1:], strict=True)]
+            elif len(group) > 1:
+                groups = [[neighbor] for neighbor in group]
+            else:
+                timed.append((math.inf, None))
+        return timed

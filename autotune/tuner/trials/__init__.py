@@ -1,0 +1,32 @@
+"""The trials of candidates on the devices of a run."""
+
+from autotune.tuner.trials.background_pool import (
+    BackgroundPool,
+    is_tried_apart,
+    is_tried_last,
+    is_whole,
+    num_cores,
+    workers_beside,
+)
+from autotune.tuner.trials.device_queues import DeviceQueues
+from autotune.tuner.trials.kernel_trials import POLL_SECONDS, KernelTrials
+from autotune.tuner.trials.library_trials import LibraryTrials
+from autotune.tuner.trials.trial_queue import RUN_SECONDS, WantedTrial, known_times, record_result, record_unfinished
+
+__all__ = [
+    "POLL_SECONDS",
+    "RUN_SECONDS",
+    "BackgroundPool",
+    "DeviceQueues",
+    "KernelTrials",
+    "LibraryTrials",
+    "WantedTrial",
+    "is_tried_apart",
+    "is_tried_last",
+    "is_whole",
+    "known_times",
+    "num_cores",
+    "record_result",
+    "record_unfinished",
+    "workers_beside",
+]

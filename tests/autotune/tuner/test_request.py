@@ -1,0 +1,146 @@
+"""The device and the limits of a tuning run, and the layers that a database lacks."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from autotune.core import NEVER, DeviceKind, architecture, cpu_targets, device_name
+from autotune.ir import WHOLE, Alternative, CallerTensor, Layer, Network, NetworkKey, Operand, parse
+from autotune.ir.operators import OperatorCall, TorchCall, ValueRef
+from autotune.measure import Timing
+from autotune.tuner import Searched, TuningTarget, missing, refuse_other_timing
+from autotune.tuner.trials.trial_queue import WantedTrial, record_unfinished
+from tuning_db import DatabaseError, Store
+
+CONV = "conv2d n=1 h=6 w=6 c=8 k={k} r=3 s=3 stride=1,1 pad=1,1 dilation=1,1 groups=1 dtype=f32 epilogue=relu"
+
+
+@pytest.fixture
+def network():
+    layers = tuple(
+        Layer(name, parse(CONV.format(k=k)), {"x": "input", "y": f"%{name}"}) for name, k in (("a", 8), ("b", 16))
+    )
+    image = CallerTensor((1, 8, 6, 6), "f32")
+    return Network(NetworkKey("Net", 1), layers, (image,), (CallerTensor((1, 16, 6, 6), "f32"),))
+
+
+def measured(store, problem, final, status="ok", family="aten", **details):
+    device = store.put_device(device_name(torch.device("cpu")), cpu_targets()[0], flops_per_us=1.0, bytes_per_us=1.0)
+    identity = {"family": family, "config": "{}", "dtype": "f32", "epilogue": "relu", "target": "t", "source": "s"}
+    store.put_measurement(
+        device_id=device.id,
+        problem_id=store.put_problem(str(problem)).id,
+        kernel_id=store.put_kernel(identity, symbol="").id,
+        launch={},
+        status=status,
+        median_us=1.0 if status == "ok" else None,
+        samples_us=[1.0],
+        final=final,
+        details=details,
+    )
+
+
+def test_a_layer_is_missing_until_its_finalists_were_timed(network, tmp_path):
+    target = TuningTarget.of_device(torch.device("cpu"))
+    with Store.create(tmp_path / "x.db") as store:
+        assert missing(store, target, network, Searched()).problems == [layer.problem for layer in network.layers]
+        measured(store, network.layers[0].problem, final=True)
+        measured(store, network.layers[1].problem, final=False)
+        request = missing(store, target, network, Searched())
+        assert request.named == [("b", network.layers[1].problem)] and request.network is network
+        measured(store, network.layers[1].problem, final=True)
+        assert missing(store, target, network, Searched()) is None
+
+
+def test_a_limited_search_leaves_a_layer_missing_for_a_wider_one(network, tmp_path):
+    target = TuningTarget.of_device(torch.device("cpu"))
+    with Store.create(tmp_path / "x.db") as store:
+        for layer in network.layers:
+            measured(store, layer.problem, final=True, only=["cpu_conv2d"], trials=8)
+        assert missing(store, target, network, Searched(only=("cpu_conv2d",), trials=4)) is None
+        for wider in (Searched(), Searched(("cpu_conv2d", "cpu_dense"), 4), Searched(("cpu_conv2d",), 16)):
+            assert missing(store, target, network, wider).named
+        for layer in network.layers:
+            measured(store, layer.problem, final=True)
+        assert missing(store, target, network, Searched(trials=1000)) is None
+
+
+CALL = TorchCall(
+    n=1,
+    calls=(OperatorCall("aten.relu.default", (ValueRef(0),)),),
+    inputs=(Operand("x", "input", (1, 8, 6, 6), "f32"),),
+    shape=(1, 16, 6, 6),
+    in_torch_order=("x",),
+    dtype="f32",
+)
+
+
+@pytest.mark.parametrize(
+    ("tried", "torch_us", "seconds", "is_missing"),
+    [
+        (None, {}, 60.0, True),
+        (None, {"aten memory_format=channels_last": 3.0}, 60.0, True),
+        (None, {"inductor mode=default": 3.0}, 60.0, False),
+        ({"status": "crashed"}, {}, 60.0, False),
+        ({"status": "timed_out", "run_seconds": 60.0}, {}, 60.0, False),
+        ({"status": "timed_out", "run_seconds": 60.0}, {}, 300.0, True),
+    ],
+)
+def test_a_plan_is_missing_until_it_was_compared_with_inductor(network, tmp_path, tried, torch_us, seconds, is_missing):
+    whole = Alternative(WHOLE, ("a", "b"), (Layer("whole", CALL, {"x": "input", "y": "%b"}),))
+    network = replace(network, alternatives=(whole,))
+    target, compiles = TuningTarget.of_device(torch.device("cpu")), Searched(seconds=seconds, compiles=True)
+    with Store.create(tmp_path / "x.db") as store:
+        for layer in network.layers:
+            measured(store, layer.problem, final=True)
+        assert missing(store, target, network, Searched()).problems == [CALL], "it has no plan"
+        [device] = store.devices()
+        values = {"median_us": 1.0, "spread_us": 0.0, "choices": [], "details": {"torch_us": torch_us}}
+        store.put_plan(device_id=device.id, network=network.key, **values)
+        if tried:
+            measured(store, CALL, final=False, family="inductor", **tried)
+        assert missing(store, target, network, Searched()) is None, "Inductor is switched off"
+        request = missing(store, target, network, compiles)
+        assert (request is not None) == is_missing
+        if request:
+            assert request.problems == [CALL]
+
+
+def test_a_trial_that_a_run_without_a_deadline_left_is_no_reason_to_compile_again(network, tmp_path):
+    whole = Alternative(WHOLE, ("a", "b"), (Layer("whole", CALL, {"x": "input", "y": "%b"}),))
+    network = replace(network, alternatives=(whole,))
+    target, compiles = TuningTarget.of_device(torch.device("cpu")), Searched(seconds=60.0, compiles=True)
+    with Store.create(tmp_path / "x.db") as store:
+        for layer in network.layers:
+            measured(store, layer.problem, final=True)
+        [device] = store.devices()
+        store.put_plan(
+            device_id=device.id, network=network.key, median_us=1.0, spread_us=0.0, choices=[], details={"torch_us": {}}
+        )
+        identity = {"family": "inductor", "config": "{}", "dtype": "f32", "epilogue": "none", "target": "t"}
+        row = store.put_kernel({**identity, "source": ""}, symbol="")
+        assert missing(store, target, network, compiles) is not None
+        record_unfinished(store, device, WantedTrial(CALL, row), NEVER)
+        assert missing(store, target, network, compiles) is None
+
+
+def test_times_of_another_timer_are_refused(network, tmp_path):
+    problem = network.layers[0].problem
+    with Store.create(tmp_path / "x.db") as store:
+        measured(store, problem, final=True)
+        refuse_other_timing(store, device_name(torch.device("cpu")), [problem], Timing())
+        with pytest.raises(DatabaseError, match="--buffers resident"):
+            refuse_other_timing(store, device_name(torch.device("cpu")), [problem], Timing(buffers="rotating"))
+
+
+def test_the_target_of_this_machine():
+    cpu = TuningTarget.of(architecture("cpu"), None)
+    assert (cpu.device, cpu.target, cpu.trials, cpu.budget) == ("cpu", cpu_targets()[0], 32, 90.0)
+    absent = TuningTarget.of(architecture("sm90"), None)
+    assert (absent.device, absent.target, absent.budget) == (None, "sm_90", 360.0) and absent.trials < 32
+    older = TuningTarget.of(architecture("sm90"), DeviceKind("an A100", 80, 108))
+    assert older.device is None and older.name is None
+    newer = TuningTarget.of(architecture("sm80"), DeviceKind("a GPU elsewhere", 90, 132), "cuda:3")
+    assert (newer.device, newer.target, newer.name) == ("cuda:3", "sm_90", "a GPU elsewhere")
+    assert newer.arch.processors == 132

@@ -1,0 +1,146 @@
+"""Several devices of a run: each problem has its device, and the others take over when one is lost."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from processes import HANG
+
+from autotune.core import WorkerError, cpu_targets, device_name, faults
+from autotune.core.faults import Fault
+from autotune.ir import parse
+from autotune.measure import ChildProcess, Worker
+from autotune.tuner import Progress, TimeBreakdown
+from autotune.tuner.library_candidates import operator_rows
+from autotune.tuner.time_breakdown import IDLE
+from autotune.tuner.trials.device_queues import DeviceQueues
+from autotune.tuner.trials.trial_queue import WantedTrial
+
+pytestmark = pytest.mark.process
+
+CONV = "conv2d n=1 h={h} w=6 c=8 k=8 r=3 s=3 stride=1,1 pad=1,1 dilation=1,1 groups=1 dtype=f32 epilogue=relu"
+PROBLEMS = [parse(CONV.format(h=h)) for h in (6, 7, 8, 9)]
+
+
+class StartsOnce(ChildProcess):
+    """A process whose device is gone when it is started once more."""
+
+    starts = 0
+
+    def start(self):
+        self.starts += 1
+        if self.starts > 1:
+            raise WorkerError("the GPU has fallen off the bus")
+        super().start()
+
+
+class Notes(Progress):
+    def __init__(self):
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+@dataclass(frozen=True)
+class Told(WantedTrial):
+    """A trial that passes its results on."""
+
+    on_done: Callable = None
+
+    def done(self, results):
+        self.on_done(results)
+
+
+def queues(store, workers, progress):
+    device = store.put_device(device_name(torch.device("cpu")), cpu_targets()[0], flops_per_us=1.0, bytes_per_us=1.0)
+    return device, DeviceQueues(store, workers, device, TimeBreakdown(), progress, dict.fromkeys(PROBLEMS, 1.0), {})
+
+
+def submit_all(store, trials):
+    told = []
+    for problem in PROBLEMS:
+        store.put_problem(str(problem))
+        for row in operator_rows(store, problem, cpu_targets()[0], torch.__version__):
+            trials.submit(Told(problem, row, on_done=lambda results, at=problem: told.append((at, results))))
+    return told
+
+
+def test_two_devices_measure_all_problems(store):
+    with Worker("cpu") as first, Worker("cpu") as second:
+        device, trials = queues(store, [first, second], Progress())
+        assert {trials.worker(problem) for problem in PROBLEMS} == {first, second}
+        told = submit_all(store, trials)
+        trials.drain()
+        assert first.pid and second.pid and first.pid != second.pid
+    assert len(told) == 2 * len(PROBLEMS) and all(result.status == "ok" for _, results in told for result in results)
+    waits = [row.details["seconds"][IDLE] for text in map(str, PROBLEMS) for row in store.measurements(device, text)]
+    assert min(waits) == 0 and max(waits) > 0.1, "the first trials wait for their processes, and the others for nothing"
+    for problem in PROBLEMS:
+        assert len(store.measurements(device, str(problem), "ok")) == 2
+
+
+def test_the_other_device_takes_over_what_a_lost_one_had(store):
+    progress = Notes()
+    faults.clear()
+    with Worker("cpu") as first, Worker("cpu", child=StartsOnce) as second:
+        for worker in (first, second):
+            worker.start()
+        device, trials = queues(store, [first, second], progress)
+        os.kill(second.pid, signal.SIGKILL)
+        told = submit_all(store, trials)
+        trials.drain()
+        assert trials.workers == [first]
+    assert len(told) == 2 * len(PROBLEMS) and all(result.status == "ok" for _, results in told for result in results)
+    assert faults.counts()[Fault.DEVICE_LOST] == 1
+    assert len(progress.notes) == 1 and "fallen off the bus" in progress.notes[0]
+    assert all(len(store.measurements(device, str(problem), "ok")) == 2 for problem in PROBLEMS)
+
+
+def test_the_last_device_that_is_lost_ends_the_run(store):
+    with Worker("cpu", child=StartsOnce) as only:
+        only.start()
+        _, trials = queues(store, [only], Progress())
+        os.kill(only.pid, signal.SIGKILL)
+        with pytest.raises(WorkerError, match="fallen off the bus"):
+            submit_all(store, trials)
+            trials.drain()
+
+
+def test_a_device_that_is_slow_does_not_hold_up_the_others(store):
+    with Worker("cpu") as first, Worker("cpu") as second:
+        for worker in (first, second):
+            worker.start()
+        _, trials = queues(store, [first, second], Progress())
+        slow, fast = (next(one for one in PROBLEMS if trials.worker(one) is worker) for worker in (first, second))
+        (row, *_) = operator_rows(store, slow, cpu_targets()[0], torch.__version__)
+        ended = []
+        os.kill(first.pid, signal.SIGSTOP)
+        for number in range(6):  # more than its queue holds
+            trials.submit(Told(slow, row, [{"i": number}], on_done=lambda _: ended.append(slow)))
+        trials.submit(Told(fast, row, on_done=lambda _: ended.append(fast)))
+        until = time.monotonic() + HANG
+        while not ended and time.monotonic() < until:
+            rooms = trials.rooms()
+        assert ended == [fast] and rooms[trials.places[slow]] == 0 < rooms[trials.places[fast]]
+        os.kill(first.pid, signal.SIGCONT)
+        trials.drain()
+        assert ended == [fast] + 6 * [slow]
+
+
+def test_a_trial_that_was_made_before_may_ask_for_others(store):
+    problem, told = PROBLEMS[0], []
+    with Worker("cpu") as first, Worker("cpu") as second:
+        device, trials = queues(store, [first, second], Progress())
+        store.put_problem(str(problem))
+        made, other = operator_rows(store, problem, cpu_targets()[0], torch.__version__)
+        trials.submit(WantedTrial(problem, made))
+        trials.drain()
+        next_one = Told(problem, other, on_done=told.append)
+        trials.submit(Told(problem, made, on_done=lambda _: trials.submit(next_one)))
+        trials.drain()
+    assert len(told) == 1 and len(store.measurements(device, str(problem))) == 2
