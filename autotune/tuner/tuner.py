@@ -42,7 +42,7 @@ class Tuner:
 
     Args:
         store: The database.
-        problems: The problems; without networks, the weight of a problem is the number of times that it occurs.
+        problems: The problems; without networks, the weight of one is the number of times that it occurs.
         options: Limits and choices.
         workers: Time candidates, each on a device of its own; the devices are of one kind. Without any the run compiles
             the configs with the lowest predicted costs and times nothing.
