@@ -144,6 +144,7 @@ def _explained(model: nn.Module, inputs: Sequence[torch.Tensor], winners: Winner
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     found = step_problems(model, inputs, autocast)
     names, reason = _names(found), why_not_compiled(device)
+    winners.read(found.to_tune().values(), device)
     way = known_faster_way(found, winners, device)
     rows = [
         _row(names.get((text, is_backward)) or names.get((text, False), []), text, layout, count, winners, device)
@@ -180,8 +181,7 @@ def _row(
     if layout is None:
         kernel, expected = TORCH, winners.torch_us(problem, device)
     else:
-        choice = winners.choice(problem, device, layout)
-        assert choice  # else the problem would be torch's
+        choice = winners.kernels(problem, device, layout)[0]  # without any the problem would be torch's
         kernel, expected = str(choice.candidate), choice.expected_us
     limit = winners.limit_us(problem, device)
     return PassRow(tuple(passes), text, calls, kernel, expected, limit / expected if limit and expected else None)

@@ -18,10 +18,12 @@ from autotune.runtime.network_plan import (
 )
 from autotune.runtime.selection import (
     KernelChoice,
+    Ranking,
     batches,
     choices,
     faster_alternatives,
     plan_for_other_batch,
+    rankings,
     shortlist,
     usable_devices,
 )
@@ -37,6 +39,7 @@ __all__ = [
     "ExecutionContext",
     "KernelChoice",
     "NetworkPlan",
+    "Ranking",
     "TensorSlot",
     "TorchGraph",
     "activation_places",
@@ -54,6 +57,7 @@ __all__ = [
     "make_graph",
     "make_runs",
     "plan_for_other_batch",
+    "rankings",
     "shortlist",
     "usable_devices",
 ]

@@ -52,6 +52,21 @@ class KernelChoice:
 
 
 @dataclass(frozen=True)
+class Ranking:
+    """What was timed for a problem at its own batch size on one kind of device.
+
+    Attributes:
+        timed: All verified candidates, best first.
+        choices: Those of them that are tried, in this order.
+        best_us: The shortest time of any run in microseconds; a later run of the same candidate may count in `timed`.
+    """
+
+    timed: Sequence[Measurement]
+    choices: Sequence[KernelChoice]
+    best_us: float | None
+
+
+@dataclass(frozen=True)
 class Selection:
     """The records of one device that serve a network.
 
@@ -82,6 +97,14 @@ def choices(
     if compiler == "present":
         yield from inductor_choices(problem)
     yield torch_choice(problem)
+
+
+def rankings(store: Database, problem: Problem, device: torch.device) -> Iterator[Ranking]:
+    """Yield what was timed for a problem on each device whose code runs here, this kind first; it may be nothing."""
+    for row, suffix in usable_devices(store, device):
+        timed = store.ranking(row, str(problem))
+        loaded = _loaded(store, timed, device_target(device), f"tuned{suffix}", problem.batch)
+        yield Ranking(timed, list(loaded), store.best_us(row, str(problem)) if timed else None)
 
 
 def select(
@@ -263,10 +286,18 @@ def _tuned_on(store: Database, device: Device, problem: Problem, target: str, su
     """Yield candidates for a problem that were tuned on one device, the nearest batch sizes first."""
     for n in batches(store, problem):
         tuned = with_batch(problem, n)
-        source = "tuned" if tuned == problem else f"batch {n}"
-        plans = CUDNN_PLANS if tuned == problem else 0  # a plan of cuDNN serves its own problem only
-        for row in shortlist(store.ranking(device, str(tuned)), CANDIDATES, plans):
-            library = row.kernel.library
-            if library is None or runs_on(library.target, target):
-                made = candidate(store, row.kernel, row.launch)
-                yield KernelChoice(made, source + suffix, row.median_us, tuned_batch=n)
+        timed = store.ranking(device, str(tuned))
+        if tuned == problem:
+            yield from _loaded(store, timed, target, f"tuned{suffix}", n)
+        else:  # a plan of cuDNN serves its own problem only
+            yield from _loaded(store, timed, target, f"batch {n}{suffix}", n, plans=0)
+
+
+def _loaded(
+    store: Database, timed: Sequence[Measurement], target: str, source: str, batch: int, plans: int = CUDNN_PLANS
+) -> Iterator[KernelChoice]:
+    """Yield the candidates of a ranking that are tried and that a target runs, in its order."""
+    for row in shortlist(timed, CANDIDATES, plans):
+        library = row.kernel.library
+        if library is None or runs_on(library.target, target):
+            yield KernelChoice(candidate(store, row.kernel, row.launch), source, row.median_us, tuned_batch=batch)

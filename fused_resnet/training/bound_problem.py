@@ -13,9 +13,9 @@ import torch
 
 from autotune.core import AutotuneError
 from autotune.ir import TENSOR_DTYPES, Problem, parse
-from autotune.runtime import ACCESS, Candidate, TensorSlot, bind
+from autotune.runtime import ACCESS, Candidate, KernelChoice, TensorSlot, bind
 from autotune.runtime.engine import EngineError, Program
-from fused_resnet.training.winners import Winners, layout_of
+from fused_resnet.training.winners import Winners
 
 Key = tuple[str, str, str, tuple[float, ...], torch.device]
 """The arguments of `bound`: what a kernel is bound for."""
@@ -168,7 +168,8 @@ def bound(problem: str, database: str, layout: str, scalars: tuple[float, ...], 
     with _lock:
         key = problem, database, layout, scalars, device
         if key not in _bound:
-            _bound[key] = _bound_outside_pools(parsed(problem), database, layout, scalars, device)
+            choices = _known.get(database, Winners(database)).kernels(parsed(problem), device, layout)
+            _bound[key] = _bound_outside_pools(key, choices)
         return _bound[key]
 
 
@@ -178,17 +179,15 @@ def parsed(text: str) -> Problem:
     return parse(text)
 
 
-def _bound_outside_pools(
-    problem: Problem, database: str, layout: str, scalars: tuple[float, ...], device: torch.device
-) -> BoundProblem:
-    """Return the fastest kernel that can be bound, with memory that no pool of a CUDA graph owns.
+def _bound_outside_pools(key: Key, choices: Sequence[KernelChoice]) -> BoundProblem:
+    """Return the first kernel that can be bound, with memory that no pool of a CUDA graph owns.
 
     Inductor runs a graph once while this thread and its stream allocate from the pool of the CUDA graph, and refuses
     tensors of the pool that outlive the run, as a kernel's workspace does. Another thread does not allocate from it.
     """
 
     def bind_and_wait() -> BoundProblem:
-        made = _fastest(problem, database, layout, scalars, device)
+        made, device = _first_bound(key, choices), key[-1]
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # it may still fill the workspace
         return made
@@ -197,15 +196,12 @@ def _bound_outside_pools(
         return other_thread.submit(bind_and_wait).result()
 
 
-def _fastest(
-    problem: Problem, database: str, layout: str, scalars: tuple[float, ...], device: torch.device
-) -> BoundProblem:
+def _first_bound(key: Key, choices: Sequence[KernelChoice]) -> BoundProblem:
+    problem, database, layout, scalars, device = key
     refused = ""
-    for choice in _known.get(database, Winners(database)).kernels(problem, device):
-        if layout and layout_of(choice.candidate) != layout:
-            continue
+    for choice in choices:
         try:
-            return BoundProblem(problem, choice.candidate, scalars, device)
+            return BoundProblem(parsed(problem), choice.candidate, scalars, device)
         except EngineError as error:
             refused = f": {error}"
     weight = f" with a weight in {layout}" if layout else ""

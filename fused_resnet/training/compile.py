@@ -39,9 +39,11 @@ def trainable(module: nn.Module, winners: Winners, device: torch.device, graph: 
     def backend(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
         if not torch.is_grad_enabled():
             return graph_module.forward
-        if way := _faster_way_of(graph_module, example_inputs, winners, device):
-            return on_torch(way, graph_module, example_inputs)
-        return compile_step(graph_module, example_inputs, winners, device, graph)
+        present = winners.renewed()  # the database may have changed since the last compilation
+        with present.reading():
+            if way := _faster_way_of(graph_module, example_inputs, present, device):
+                return on_torch(way, graph_module, example_inputs)
+            return compile_step(graph_module, example_inputs, present, device, graph)
 
     compiled: Compiled = torch.compile(module, backend=backend, dynamic=False)
     return compiled

@@ -83,7 +83,7 @@ class ReluFusion:
         if problem is None:
             return None
         device = value(one.operands[0]).device
-        layout = self._winners.layout_with_pointwise(problem, one.problem, device)
+        layout = self._winners.fused_layout(problem, [one.problem], device, with_pointwise=True)
         if layout is None or not can_solve(problem, self._winners.database, device, layout):
             return None
         return layout

@@ -55,6 +55,10 @@ class Rewrite(CustomGraphPass):
 
         Kernels leave their results channels last, so the strides of what is computed from them are noted anew.
         """
+        with self._winners.reading():
+            self._rewrite(graph)
+
+    def _rewrite(self, graph: fx.Graph) -> None:
         renewed: set[fx.Node] = set()
         gone: set[fx.Node] = set()
         self._layouts = ChannelsLast(graph)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from math import inf
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,12 +17,14 @@ from autotune.core import device_name
 from autotune.ir import Epilogue, Form, Problem, all_forms, forms, limit_us, parse
 from autotune.ir.operators import Conv2dWgrad, Convolution, Elementwise
 from autotune.libraries import aten, cudnn_names
-from autotune.runtime import Candidate, KernelChoice, choices, usable_devices
+from autotune.runtime import Candidate, KernelChoice, Ranking, rankings, usable_devices
 from fused_resnet.training.step_plans import CLOSE, faster_ways, planned_kernels
 from tuning_db import open_reader
 from tuning_db.location import file_of, is_address
+from tuning_db.protocols import Database, Device
 
 PublicKey = str | os.PathLike[str]
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,8 @@ class Winners:
     """The kernels of ours and plans of cuDNN that a database knows to be faster than torch's operators.
 
     The kernel that the plan of a step names for a problem comes before those that are faster alone, unless it is far
-    slower than these.
+    slower than these. What was read once is kept, so an object serves the compilation of one step. All methods raise
+    DatabaseError if the database cannot be read.
 
     Args:
         database: Path or URL of the database.
@@ -43,77 +50,154 @@ class Winners:
 
     def __init__(self, database: str, trusted_keys: Sequence[PublicKey] = (), *, uses_plans: bool = True) -> None:
         self.database, self._trusted_keys, self._uses_plans = database, tuple(trusted_keys), uses_plans
-        self._solutions: dict[tuple[str, torch.device], tuple[Solution, ...]] = {}
-        self._planned: dict[torch.device, Mapping[str, Candidate]] = {}
+        self._known: dict[Hashable, Any] = {}
+        self._thread = threading.local()  # a reader is for one thread
+
+    def renewed(self) -> Winners:
+        """Return the kernels of the database as it is now."""
+        return Winners(self.database, self._trusted_keys, uses_plans=self._uses_plans)
+
+    @contextmanager
+    def reading(self) -> Iterator[Callable[[], Database]]:
+        """Let one reader answer all that this thread asks within; it is opened for the first question.
+
+        Yields:
+            A function that returns the open database.
+        """
+        if outer := getattr(self._thread, "store", None):
+            yield outer
+            return
+        with ExitStack() as stack:
+            store = cache(lambda: stack.enter_context(open_reader(self.database, self._trusted_keys)))
+            self._thread.store = store
+            try:
+                yield store
+            finally:
+                del self._thread.store
+
+    def read(self, problems: Iterable[Problem], device: torch.device) -> None:
+        """Read all that the compilation of a step asks for: its problems and the plans, through one reader."""
+        with self.reading():
+            self._planned(device)
+            for problem in problems:
+                self._rankings(problem, device)
 
     def solutions(self, problem: Convolution, device: torch.device) -> tuple[Solution, ...]:
-        """Return the ways to compute a pass, tuned at its very sizes, that beat torch's operator, the fastest first.
+        """Return the ways to compute a pass, tuned at its very sizes, that beat torch's operator, the fastest first."""
+        with self.reading():
+            limit = self._us_to_beat(problem, device)
+            found = [(form, choice) for form in forms(problem) for choice in self._solvers(form.problem, device)]
+            close_us = _close_us([choice for _, choice in found])
 
-        Raises:
-            DatabaseError: The database cannot be read.
-        """
-        key = str(problem), device
-        if key not in self._solutions:
-            self._solutions[key] = self._ranked(problem, device)
-        return self._solutions[key]
+            def place(kernel: tuple[Form, KernelChoice]) -> tuple[bool, float]:
+                form, choice = kernel
+                return not self._is_planned(form.problem, choice, close_us, device), _us(choice)
 
-    def fused_layout(self, problem: Problem, parts: Sequence[Problem], device: torch.device) -> str | None:
+            ranked = [(form, one) for form, one in sorted(found, key=place) if _us(one) < limit]
+            return tuple(dict.fromkeys(Solution(form, layout_of(one.candidate)) for form, one in ranked))
+
+    def fused_layout(
+        self, problem: Problem, parts: Sequence[Problem], device: torch.device, *, with_pointwise: bool = False
+    ) -> str | None:
         """Return the layout of the weight of the kernel that computes several problems at once.
 
-        It is None if there is no such kernel that was timed, or if the parts one after the other are as fast. Raises as
-        `solutions` does.
+        It is None if there is no such kernel that was timed, or if the parts one after the other are as fast.
 
         Args:
             problem: The problem with all parts.
             parts: The parts. Of an input gradient the faster form counts.
             device: The device.
+            with_pointwise: Whether another part is an operator that reads and writes the result at the memory's rate.
         """
-        return self._layout_if_faster(problem, sum(self._best_us(one, device) for one in parts), device)
+        apart = sum(self._best_us(one, device) for one in parts)
+        if with_pointwise:
+            n, h, w, c = problem.output_shape
+            dtype = "f32" if problem.dtype == "tf32" else problem.dtype
+            pointwise = Elementwise(n=n, h=h, w=w, c=c, dtype=dtype, epilogue=Epilogue(("relu",)))
+            apart += self.limit_us(pointwise, device) or 0.0
+        found = self.kernels(problem, device)
+        return layout_of(found[0].candidate) if min(map(_us, found), default=inf) < apart else None
 
-    def layout_with_pointwise(self, problem: Convolution, alone: Convolution, device: torch.device) -> str | None:
-        """Return the layout of the weight of the kernel that computes a pass and a pointwise operator on its result.
+    def trains(self, device: torch.device) -> bool:
+        """Return whether there is a kernel for a weight gradient."""
+        with self.reading() as store:
+            texts = [text for text in store().problem_texts() if text.startswith(f"{Conv2dWgrad.operator} ")]
+            return any(isinstance(one, Conv2dWgrad) and self.solutions(one, device) for one in map(parse, texts))
 
-        It is None if there is no such kernel that was timed, or if it is no faster than the pass alone and an operator
-        that reads and writes the result at the memory's rate. Raises as `solutions` does.
+    def kernels(self, problem: Problem, device: torch.device, layout: str = "") -> list[KernelChoice]:
+        """Return the tuned kernels and plans of cuDNN for a problem: that of a step's plan, then the fastest first.
 
         Args:
-            problem: The problem with both.
-            alone: The pass. Of an input gradient the faster form counts.
+            problem: The problem.
             device: The device.
+            layout: The layout in which they read the weight; empty for any.
         """
-        n, h, w, c = problem.output_shape
-        dtype = "f32" if problem.dtype == "tf32" else problem.dtype
-        pointwise = Elementwise(n=n, h=h, w=w, c=c, dtype=dtype, epilogue=Epilogue(("relu",)))
-        apart = self._best_us(alone, device) + (self.limit_us(pointwise, device) or 0.0)
-        return self._layout_if_faster(problem, apart, device)
+        with self.reading():
+            solvers = self._solvers(problem, device)
+            close_us = _close_us(solvers)
+            ranked = sorted(solvers, key=lambda one: not self._is_planned(problem, one, close_us, device))
+        return [one for one in ranked if layout in ("", layout_of(one.candidate))]
 
-    def _layout_if_faster(self, problem: Problem, us: float, device: torch.device) -> str | None:
-        """Return the layout of the weight of the kernel for a problem; None if none is faster than some time."""
-        found = self.kernels(problem, device)
-        fastest = min((one.expected_us or inf for one in found), default=inf)
-        return layout_of(found[0].candidate) if fastest < us else None
+    def torch_us(self, problem: Problem, device: torch.device) -> float | None:
+        """Return the time of torch's operator for a problem; None if it was not timed."""
+        return next((timed[aten.FAMILY] for timed in self._times(problem, device) if aten.FAMILY in timed), None)
+
+    def limit_us(self, problem: Problem, device: torch.device) -> float | None:
+        """Return the least time of a problem by the device's peak rates; None if the database does not know these."""
+        row = self._device(device)
+        return limit_us(problem, row.flops_per_us, row.bytes_per_us) if row else None
+
+    def faster_ways(self, device: torch.device, is_compiled: bool) -> Mapping[str, str]:
+        """Return the ways in which torch runs steps faster than our kernels do.
+
+        Args:
+            device: The device; times of another one say nothing about it.
+            is_compiled: Whether Inductor can compile.
+        """
+
+        def ways(store: Database) -> Mapping[str, str]:
+            row = store.device(device_name(device))
+            return faster_ways(store, row, is_compiled) if row else {}
+
+        return self._read(("ways", device, is_compiled), ways) if self._uses_plans else {}
+
+    def stamp(self) -> str | None:
+        """Return a text that changes with the database; None if it is on a server, whose state has no such text."""
+        if is_address(self.database):
+            return None
+        status = file_of(self.database).stat()
+        return f"{self.database} {status.st_size} {status.st_mtime_ns}"
+
+    def _read(self, what: Hashable, read: Callable[[Database], Found]) -> Found:
+        """Return what `read` reads, which is read once."""
+        if what not in self._known:
+            with self.reading() as store:
+                self._known[what] = read(store())
+        found: Found = self._known[what]
+        return found
+
+    def _rankings(self, problem: Problem, device: torch.device) -> list[Ranking]:
+        return self._read((str(problem), device), lambda store: list(rankings(store, problem, device)))
+
+    def _device(self, device: torch.device) -> Device | None:
+        """Return the first kind of device whose code runs here."""
+        return self._read(device, lambda store: next((row for row, _ in usable_devices(store, device)), None))
+
+    def _planned(self, device: torch.device) -> Mapping[str, Candidate]:
+        """Return the kernels that the plans of steps name, by the texts of their problems."""
+        row = self._device(device) if self._uses_plans else None
+        return self._read(("planned", device), lambda store: planned_kernels(store, row)) if row else {}
+
+    def _solvers(self, problem: Problem, device: torch.device) -> list[KernelChoice]:
+        found = [choice for one in self._rankings(problem, device) for choice in one.choices]
+        return [one for one in found if one.candidate.native or one.candidate.kind == cudnn_names.KIND]
 
     def _best_us(self, problem: Problem, device: torch.device) -> float:
         """Return the shortest time of anything that solves a problem, in any form; infinity if nothing was timed."""
-        problems = all_forms(problem)
-        with open_reader(self.database, self._trusted_keys) as store:
-            for row, _ in usable_devices(store, device):
-                times = [us for one in problems if (us := store.best_us(row, str(one))) is not None]
-                if times:
-                    return min(times)
-        return inf
-
-    def _ranked(self, problem: Convolution, device: torch.device) -> tuple[Solution, ...]:
-        limit = self._us_to_beat(problem, device)
-        found = [(form, choice) for form in forms(problem) for choice in self.kernels(form.problem, device)]
-        close_us = _close_us([choice for _, choice in found])
-
-        def place(kernel: tuple[Form, KernelChoice]) -> tuple[bool, float]:
-            form, choice = kernel
-            return not self._is_planned(form.problem, choice, close_us, device), choice.expected_us or inf
-
-        ranked = [(form, one) for form, one in sorted(found, key=place) if (one.expected_us or inf) < limit]
-        return tuple(dict.fromkeys(Solution(form, layout_of(one.candidate)) for form, one in ranked))
+        with self.reading():
+            of_forms = [self._rankings(one, device) for one in all_forms(problem)]
+        of_devices = ([one.best_us for one in same if one.best_us is not None] for same in zip(*of_forms, strict=True))
+        return next((min(times) for times in of_devices if times), inf)
 
     def _us_to_beat(self, problem: Convolution, device: torch.device) -> float:
         """Return the time that a kernel must beat: of torch's operator; 0 if that is not known.
@@ -127,99 +211,26 @@ class Winners:
                 return inf
         return 0.0
 
-    def trains(self, device: torch.device) -> bool:
-        """Return whether there is a kernel for a weight gradient; raises as `solutions` does."""
-        with open_reader(self.database, self._trusted_keys) as store:
-            texts = [text for text in store.problem_texts() if text.startswith(f"{Conv2dWgrad.operator} ")]
-        return any(self.solutions(_gradient(text), device) for text in texts)
-
-    def kernels(self, problem: Problem, device: torch.device) -> list[KernelChoice]:
-        """Return the tuned kernels and plans of cuDNN for a problem: that of a step's plan, then the fastest first.
-
-        Raises as `solutions` does.
-        """
-        with open_reader(self.database, self._trusted_keys) as store:
-            found = [choice for choice in choices(store, problem, device) if choice.source.startswith("tuned")]
-        solvers = [choice for choice in found if _is_solver(choice.candidate)]
-        close_us = _close_us(solvers)
-        return sorted(solvers, key=lambda one: not self._is_planned(problem, one, close_us, device))
-
-    def choice(self, problem: Problem, device: torch.device, layout: str = "") -> KernelChoice | None:
-        """Return the fastest kernel for a problem, with its time; raises as `solutions` does.
-
-        Args:
-            problem: The problem.
-            device: The device.
-            layout: The layout in which it reads the weight; empty for any.
-        """
-        found = self.kernels(problem, device)
-        return next((one for one in found if layout in ("", layout_of(one.candidate))), None)
-
-    def torch_us(self, problem: Problem, device: torch.device) -> float | None:
-        """Return the time of torch's operator for a problem; None if it was not timed."""
-        return next((timed[aten.FAMILY] for timed in self._times(problem, device) if aten.FAMILY in timed), None)
-
-    def limit_us(self, problem: Problem, device: torch.device) -> float | None:
-        """Return the least time of a problem by the device's peak rates; None if the database does not know these."""
-        with open_reader(self.database, self._trusted_keys) as store:
-            row = next((row for row, _ in usable_devices(store, device)), None)
-            return limit_us(problem, row.flops_per_us, row.bytes_per_us) if row else None
-
     def _times(self, problem: Problem, device: torch.device) -> list[dict[str, float | None]]:
         """Return the time of the fastest candidate of each family, for each device whose code runs here."""
-        with open_reader(self.database, self._trusted_keys) as store:
-            return [
-                {one.kernel.family: one.median_us for one in reversed(store.ranking(row, str(problem)))}
-                for row, _ in usable_devices(store, device)
-            ]
+        found = self._rankings(problem, device)
+        return [{row.kernel.family: row.median_us for row in reversed(one.timed)} for one in found]
 
     def _is_planned(self, problem: Problem, choice: KernelChoice, close_us: float, device: torch.device) -> bool:
         """Return whether the plan of a step names a kernel that takes at most `close_us` alone."""
-        if not self._uses_plans or (choice.expected_us or inf) > close_us:
-            return False
-        if device not in self._planned:
-            with open_reader(self.database, self._trusted_keys) as store:
-                row = next((row for row, _ in usable_devices(store, device)), None)
-                self._planned[device] = planned_kernels(store, row) if row else {}
-        return self._planned[device].get(str(problem)) == choice.candidate
-
-    def faster_ways(self, device: torch.device, is_compiled: bool) -> Mapping[str, str]:
-        """Return the ways in which torch runs steps faster than our kernels do; raises as `solutions` does.
-
-        Args:
-            device: The device; times of another one say nothing about it.
-            is_compiled: Whether Inductor can compile.
-        """
-        if not self._uses_plans:
-            return {}
-        with open_reader(self.database, self._trusted_keys) as store:
-            row = store.device(device_name(device))
-            return faster_ways(store, row, is_compiled) if row else {}
-
-    def stamp(self) -> str | None:
-        """Return a text that changes with the database; None if it is on a server, whose state has no such text."""
-        if is_address(self.database):
-            return None
-        status = file_of(self.database).stat()
-        return f"{self.database} {status.st_size} {status.st_mtime_ns}"
+        return _us(choice) <= close_us and self._planned(device).get(str(problem)) == choice.candidate
 
 
-def _close_us(known: Sequence[KernelChoice]) -> float:
+def _us(choice: KernelChoice) -> float:
+    return choice.expected_us or inf
+
+
+def _close_us(known: Iterable[KernelChoice]) -> float:
     """Return the longest time alone with which the kernel of a plan comes before the fastest one."""
-    return CLOSE * min((one.expected_us or inf for one in known), default=inf)
+    return CLOSE * min(map(_us, known), default=inf)
 
 
 def layout_of(candidate: Candidate) -> str:
     """Return the layout in which a kernel reads the weight; torch's own if it names none, also for one without."""
     default = "krsc" if candidate.kind == cudnn_names.KIND else "kcrs"
     return candidate.weight_layouts.get("weight", default)
-
-
-def _is_solver(candidate: Candidate) -> bool:
-    return candidate.native or candidate.kind == cudnn_names.KIND
-
-
-def _gradient(text: str) -> Conv2dWgrad:
-    problem = parse(text)
-    assert isinstance(problem, Conv2dWgrad)
-    return problem

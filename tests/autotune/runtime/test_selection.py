@@ -9,7 +9,7 @@ from two_layer_network import LAYERS, NETWORK
 
 from autotune.core import device_target
 from autotune.ir import CallerTensor, Network, NetworkKey, with_batch
-from autotune.runtime.selection import select
+from autotune.runtime.selection import choices, rankings, select
 
 SIZED = {2: 9.0, 8: 20.0}
 """Batch size -> the time of its plan."""
@@ -54,6 +54,15 @@ def test_layers_tuned_for_a_batch_go_before_the_plan_for_another(store, kernels)
     store.put_plan(device_id=device.id, network=sized(8).key, median_us=1.0, spread_us=0.1, choices=choices, details={})
     assert select(store, sized(2), torch.device("cpu"))[1] == {}
     assert len(select(store, sized(3), torch.device("cpu"))[1]) == 2
+
+
+def test_a_ranking_has_the_candidates_that_a_network_tries(store, kernels):
+    problem, cpu = NETWORK.layers[0].problem, torch.device("cpu")
+    (ranking,) = rankings(store, problem, cpu)
+    tuned = [one for one in choices(store, problem, cpu) if one.source == "tuned"]
+    assert list(ranking.choices) == tuned and 1 < len(tuned) <= len(ranking.timed)
+    assert ranking.best_us == min(row.median_us for row in ranking.timed)
+    assert [list(one.timed) for one in rankings(store, with_batch(problem, 77), cpu)] == [[]]
 
 
 @pytest.mark.parametrize(("n", "source"), [(2, "tuned on another"), (5, "batch 2 on another")])

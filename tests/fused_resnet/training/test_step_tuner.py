@@ -107,7 +107,7 @@ def test_a_kernel_that_makes_the_step_faster_is_the_one_that_runs(database, tmp_
     wanted = another_kernel(database)
     plan = tuned(database, GivenTimes(wanted))
     assert plan.median_us < plan.details["alone_us"]
-    assert Winners(database).choice(FORWARD, CPU).candidate == wanted
+    assert Winners(database).kernels(FORWARD, CPU)[0].candidate == wanted
 
     packed = tmp_path / "packed.db"
     pack([database], packed)
@@ -125,7 +125,7 @@ def test_a_kernel_that_makes_the_step_faster_is_the_one_that_runs(database, tmp_
 
 
 def test_without_a_faster_kernel_the_plan_has_those_that_are_the_fastest_alone(database):
-    first = Winners(database).choice(FORWARD, CPU).candidate
+    first = Winners(database).kernels(FORWARD, CPU)[0].candidate
     timer = GivenTimes()
     plan = tuned(database, timer)
     assert timer.steps > 2 and plan.median_us == plan.details["alone_us"]
@@ -145,7 +145,7 @@ def test_a_planned_kernel_that_is_far_slower_alone_by_now_does_not_run(database)
         connection.execute(f"UPDATE measurement SET median_us = 20 WHERE kernel_id IN ({names})", [wanted.config])
         connection.commit()
     renew_digests(database)
-    assert Winners(database).choice(FORWARD, CPU).candidate != wanted
+    assert Winners(database).kernels(FORWARD, CPU)[0].candidate != wanted
 
 
 def test_kernels_that_were_tried_do_not_stay(database):
@@ -158,7 +158,7 @@ def test_kernels_that_were_tried_do_not_stay(database):
     with counted_calls() as calls, pytest.raises(torch.OutOfMemoryError):
         tuned(database, Ending())
     (forward,) = [at for at in calls if at[0] == str(FORWARD)]
-    assert bound(*forward).candidate == Winners(database).choice(FORWARD, CPU).candidate
+    assert bound(*forward).candidate == Winners(database).kernels(FORWARD, CPU)[0].candidate
 
 
 def test_a_model_may_have_a_name_of_several_words():

@@ -9,10 +9,43 @@ import torch
 from databases import renew_digests
 from training_networks import Small, images
 
+from autotune.libraries import inductor
 from fused_resnet.training import Winners, step_problems
+from tuning_db import Reader
 from tuning_db.pack import pack
 
 pytestmark = pytest.mark.compile
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Return the files that were opened for reading."""
+    paths, init = [], Reader.__init__
+
+    def noted(reader, path, *others):
+        paths.append(str(path))
+        init(reader, path, *others)
+
+    monkeypatch.setattr(Reader, "__init__", noted)
+    return paths
+
+
+@pytest.mark.filterwarnings("ignore:a training step runs on torch's operators")
+def test_a_database_is_opened_once_for_both_passes_of_a_step(step_db, opened, solved, monkeypatch):
+    monkeypatch.setenv(inductor.SWITCH, "0")
+    step = torch.compile(Small().train(), backend="autotune", options={"tuning_db": step_db})
+    step(images()).square().sum().backward()
+    assert any(text.startswith("conv2d_wgrad ") for text in solved) and opened == [step_db]
+
+
+def test_one_reader_answers_all_questions_of_a_block(step_db, opened):
+    winners, cpu, problems = Winners(step_db), torch.device("cpu"), step_problems(Small(), [images()]).named
+    with winners.reading():
+        assert not opened
+        found = [winners.solutions(one, cpu) for one in problems.values()]
+        assert winners.trains(cpu) and opened == [step_db]
+    assert [winners.solutions(one, cpu) for one in problems.values()] == found and opened == [step_db]
+    assert winners.renewed().trains(cpu) and opened == [step_db, step_db]
 
 
 def test_times_of_a_device_whose_code_does_not_run_here_set_no_limit(step_db, tmp_path):
