@@ -44,7 +44,18 @@ def test_bench_compares_databases_in_one_run(tuned_db, tmp_path):
 
 def test_a_paused_bench_ends_with_the_process_that_paused_it(tuned_db, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    words = ["--db", tuned_db, "--device", "cpu", "--batch", TUNED_BATCH, "--only", "fused", "--out", tmp_path / "bench.json"]
+    words = [
+        "--db",
+        tuned_db,
+        "--device",
+        "cpu",
+        "--batch",
+        TUNED_BATCH,
+        "--only",
+        "fused",
+        "--out",
+        tmp_path / "bench.json",
+    ]
     assert_error(script("bench", *words, "--pause"), "standard input ended while --pause waited")
 
 
