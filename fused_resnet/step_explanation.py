@@ -16,18 +16,18 @@ from autotune.core import CaptureError
 from autotune.ir import forms
 from fused_resnet.module import FusedResNet, InputError
 from fused_resnet.text_table import format_table, number, percent, shortened
-from fused_resnet.training.bound_problem import parsed, use
 from fused_resnet.training.compile import known_faster_way, why_not_compiled
-from fused_resnet.training.nodes import value
-from fused_resnet.training.norm_operators import BATCH_NORM_BACKWARD, MAX_POOL
-from fused_resnet.training.norm_rewrite import rewrite_norms
-from fused_resnet.training.norms import TrainedNorm
-from fused_resnet.training.operator import SOLVE, SOLVE_ALL
-from fused_resnet.training.passes import BACKWARD, FORWARD, passes
-from fused_resnet.training.rewrite import Rewrite
-from fused_resnet.training.step_plans import INDUCTOR
+from fused_resnet.training.convolution_passes.norms import TrainedNorm
+from fused_resnet.training.convolution_passes.passes import BACKWARD, FORWARD, passes
+from fused_resnet.training.graph_rewrite.nodes import value
+from fused_resnet.training.graph_rewrite.norm_rewrite import rewrite_norms
+from fused_resnet.training.graph_rewrite.rewrite import Rewrite
+from fused_resnet.training.kernels.bound_problem import parsed, use
+from fused_resnet.training.kernels.norm_operators import BATCH_NORM_BACKWARD, MAX_POOL
+from fused_resnet.training.kernels.operator import SOLVE, SOLVE_ALL
+from fused_resnet.training.kernels.step_plans import INDUCTOR
+from fused_resnet.training.kernels.winners import Winners
 from fused_resnet.training.step_problems import StepProblems, step_problems
-from fused_resnet.training.winners import Winners
 from fused_resnet.tuning import database
 
 TORCH = "torch"

@@ -15,13 +15,13 @@ from torch import fx, nn
 from autotune.core import CaptureError
 from autotune.libraries import inductor
 from fused_resnet.inductor_backend import by_inductor
-from fused_resnet.training.bound_problem import use
-from fused_resnet.training.norm_rewrite import rewrite_norms
-from fused_resnet.training.replay import StepReplay
-from fused_resnet.training.rewrite import Rewrite
-from fused_resnet.training.step_plans import EAGER, step_digest
+from fused_resnet.training.graph_rewrite.norm_rewrite import rewrite_norms
+from fused_resnet.training.graph_rewrite.rewrite import Rewrite
+from fused_resnet.training.kernels.bound_problem import use
+from fused_resnet.training.kernels.step_plans import EAGER, step_digest
+from fused_resnet.training.kernels.winners import Winners
+from fused_resnet.training.replay.replay import StepReplay
 from fused_resnet.training.step_problems import StepProblems, graph_problems
-from fused_resnet.training.winners import Winners
 
 Compiled = Callable[..., Any]
 

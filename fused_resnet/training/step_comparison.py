@@ -15,10 +15,10 @@ from autotune.core import NEVER, Deadline
 from autotune.ir import NetworkKey
 from autotune.measure import THROTTLED, Monitor, interleave, replay_sampler, timed
 from fused_resnet.training.compile import why_not_compiled
-from fused_resnet.training.step_plans import EAGER, INDUCTOR, faster_way
+from fused_resnet.training.kernels.step_plans import EAGER, INDUCTOR, faster_way
+from fused_resnet.training.kernels.winners import Winners
 from fused_resnet.training.step_tuner import FINAL_ROUNDS
 from fused_resnet.training.trained_step import Step, TrainedModule, TunedStep, step_choices
-from fused_resnet.training.winners import Winners
 from tuning_db import Store
 from tuning_db.schema import Device, PlanRow
 

@@ -25,8 +25,7 @@ from torch.utils._pytree import tree_leaves
 from autotune.core import CaptureError, in_one_line
 from autotune.ir import Problem, forms
 from autotune.ir.operators import JOINED_RELU, NO_RELU, OWN_RELU, Convolution
-from fused_resnet.training.image_means import image_means
-from fused_resnet.training.norms import (
+from fused_resnet.training.convolution_passes.norms import (
     ADDITIONS,
     BATCH_NORM,
     IN_PLACE,
@@ -37,8 +36,15 @@ from fused_resnet.training.norms import (
     TrainedPool,
     is_trained,
 )
-from fused_resnet.training.passes import passes, with_gradient_sums, with_mask, with_relu, with_statistics
-from fused_resnet.training.relu_gradients import relu_gradients
+from fused_resnet.training.convolution_passes.passes import (
+    passes,
+    with_gradient_sums,
+    with_mask,
+    with_relu,
+    with_statistics,
+)
+from fused_resnet.training.graph_rewrite.image_means import image_means
+from fused_resnet.training.graph_rewrite.relu_gradients import relu_gradients
 
 MOST_GRADIENTS = 2
 """Gradients with respect to one tensor that the kernels of BatchNormGradientSums add up."""

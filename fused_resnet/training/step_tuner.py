@@ -19,10 +19,10 @@ from autotune.core import NEVER, Deadline
 from autotune.ir import NetworkKey
 from autotune.measure import Call, interleave, median_interval, replay_sampler, timed
 from autotune.runtime.engine import EngineError
-from fused_resnet.training.bound_problem import BoundProblem, Key, bound, exchange, parsed
-from fused_resnet.training.step_plans import CLOSE
+from fused_resnet.training.kernels.bound_problem import BoundProblem, Key, bound, exchange, parsed
+from fused_resnet.training.kernels.step_plans import CLOSE
+from fused_resnet.training.kernels.winners import Winners, layout_of
 from fused_resnet.training.trained_step import TrainedModule, TunedStep, step_choices
-from fused_resnet.training.winners import Winners, layout_of
 from tuning_db import Store
 from tuning_db.schema import Device, PlanRow
 

@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from autotune.runtime import Candidate, candidate
-from fused_resnet.training.bound_problem import BoundProblem, Key, bound, counted_calls
 from fused_resnet.training.compile import trainable
-from fused_resnet.training.winners import Winners
+from fused_resnet.training.kernels.bound_problem import BoundProblem, Key, bound, counted_calls
+from fused_resnet.training.kernels.winners import Winners
 from tuning_db import Store
 from tuning_db.plan_choices import plan_choice
 from tuning_db.schema import Device

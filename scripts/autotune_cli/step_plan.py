@@ -18,8 +18,8 @@ from autotune_cli.record import one_line
 from autotune_cli.tune_request import StepRequest
 from fused_resnet.precisions import TF32
 from fused_resnet.training import step_problems
+from fused_resnet.training.kernels.step_plans import EAGER, INDUCTOR, faster_way, step_key
 from fused_resnet.training.step_comparison import compare_step
-from fused_resnet.training.step_plans import EAGER, INDUCTOR, faster_way, step_key
 from fused_resnet.training.step_tuner import tune_step_plan
 from fused_resnet.training.trained_step import TrainedModule
 from tuning_db import Store

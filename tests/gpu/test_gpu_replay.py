@@ -4,7 +4,7 @@ import pytest
 import replayed_steps
 import torch
 
-from fused_resnet.training.recording import record_cuda_graph
+from fused_resnet.training.replay.recording import record_cuda_graph
 
 pytestmark = [pytest.mark.gpu, pytest.mark.compile]
 

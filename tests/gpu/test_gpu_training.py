@@ -8,8 +8,9 @@ from training_networks import Gated, Normed, Small, images, relative_error
 
 from autotune.core import device_name
 from fused_resnet.compile_backend import autotune
-from fused_resnet.training import bound_problem, step_problems
-from fused_resnet.training.step_plans import planned_kernels, step_key
+from fused_resnet.training import step_problems
+from fused_resnet.training.kernels import bound_problem
+from fused_resnet.training.kernels.step_plans import planned_kernels, step_key
 from fused_resnet.training.step_tuner import tune_step_plan
 from fused_resnet.training.trained_step import TrainedModule
 from fused_resnet.tuning import TuneLimits, create, tune_step

@@ -13,7 +13,7 @@ from autotune_cli.models import Model
 from autotune_cli.step_plan import compared_text, settle
 from autotune_cli.tune_request import StepRequest
 from fused_resnet.training import Winners, step_problems
-from fused_resnet.training.step_plans import EAGER, step_digest
+from fused_resnet.training.kernels.step_plans import EAGER, step_digest
 from tuning_db import Store
 from tuning_db.schema import PlanRow
 

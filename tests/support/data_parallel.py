@@ -7,7 +7,7 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from training_networks import Small, images
 
-from fused_resnet.training import bound_problem
+from fused_resnet.training.kernels import bound_problem
 
 
 def parallel_network():

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from training_networks import images, relative_error
 
-from fused_resnet.training.replay import StepReplay
+from fused_resnet.training.replay.replay import StepReplay
 
 
 class Plain(nn.Module):

@@ -27,7 +27,7 @@ from autotune.report.page import render
 from autotune.report.records import Layer, Trial
 from autotune.report.sentences import about, size
 from autotune_cli.commands.report import NAMED_NETWORKS
-from fused_resnet.training.step_plans import step_key
+from fused_resnet.training.kernels.step_plans import step_key
 from tuning_db import DatabaseError, Store
 
 VOID = {"meta", "input", "br", "link", "img"}

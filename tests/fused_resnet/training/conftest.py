@@ -6,7 +6,8 @@ from databases import slow_down
 from step_databases import tuned_step
 from training_networks import Small, images
 
-from fused_resnet.training import bound_problem, step_problems
+from fused_resnet.training import step_problems
+from fused_resnet.training.kernels import bound_problem
 
 
 @pytest.fixture(scope="session")

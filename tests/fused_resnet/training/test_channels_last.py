@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fused_resnet.training.channels_last import FORCE_STRIDE_ORDER, ChannelsLast
+from fused_resnet.training.graph_rewrite.channels_last import FORCE_STRIDE_ORDER, ChannelsLast
 
 ATEN = torch.ops.aten
 

@@ -8,8 +8,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autotune.ir import pack_weight, turn_weight
-from fused_resnet.training.joined_weights import CONVERT_ALL, join_conversions, join_packings
-from fused_resnet.training.operator import SOLVE
+from fused_resnet.training.graph_rewrite.joined_weights import CONVERT_ALL, join_conversions, join_packings
+from fused_resnet.training.kernels.operator import SOLVE
 
 ATEN = torch.ops.aten
 DECOMPOSED = get_decompositions([ATEN._to_copy.default, ATEN.flip.default])  # as Inductor does it

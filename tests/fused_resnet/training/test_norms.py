@@ -14,9 +14,9 @@ from training_networks import Normed, images, relative_error
 
 from autotune.ir import parse
 from fused_resnet.training import step_problems
-from fused_resnet.training.bound_problem import run, use
-from fused_resnet.training.norm_rewrite import rewrite_norms
-from fused_resnet.training.winners import Winners
+from fused_resnet.training.graph_rewrite.norm_rewrite import rewrite_norms
+from fused_resnet.training.kernels.bound_problem import run, use
+from fused_resnet.training.kernels.winners import Winners
 from fused_resnet.tuning import TuneLimits, tune_step
 
 pytestmark = [

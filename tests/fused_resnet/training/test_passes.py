@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fused_resnet.training.passes import BACKWARD, FORWARD, passes
+from fused_resnet.training.convolution_passes.passes import BACKWARD, FORWARD, passes
 
 GEOMETRY = ([2, 1], [1, 0], [1, 1], False, [0, 0], 2)
 

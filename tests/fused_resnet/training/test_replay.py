@@ -87,7 +87,7 @@ def test_a_pass_that_cannot_be_recorded_runs_as_it_is():
 
 
 def test_a_step_that_saves_much_is_left_to_inductor(monkeypatch):
-    monkeypatch.setattr("fused_resnet.training.replay.LARGEST_SAVED", 1000)
+    monkeypatch.setattr("fused_resnet.training.replay.replay.LARGEST_SAVED", 1000)
     steps = replayed_steps.Steps(torch.device("cpu"), record_again)
     for _ in range(3):
         steps.step()

@@ -14,9 +14,9 @@ from autotune.core import Deadline, device_name
 from autotune.libraries import inductor
 from fused_resnet import FusedResNet, explain_step
 from fused_resnet.training import Winners, graph_problems, step_problems
-from fused_resnet.training.bound_problem import counted_calls
+from fused_resnet.training.kernels.bound_problem import counted_calls
+from fused_resnet.training.kernels.step_plans import EAGER, INDUCTOR, faster_ways, step_key
 from fused_resnet.training.step_comparison import compare_step
-from fused_resnet.training.step_plans import EAGER, INDUCTOR, faster_ways, step_key
 from fused_resnet.training.trained_step import TrainedModule
 from tuning_db import Store
 

@@ -18,11 +18,11 @@ from autotune.core import Deadline
 from autotune.ir import NetworkKey, parse
 from autotune.runtime import candidate
 from fused_resnet.training import Winners, step_problems
-from fused_resnet.training.bound_problem import bound, counted_calls
-from fused_resnet.training.step_plans import planned_kernels, step_key
+from fused_resnet.training.kernels.bound_problem import bound, counted_calls
+from fused_resnet.training.kernels.step_plans import planned_kernels, step_key
+from fused_resnet.training.kernels.winners import layout_of
 from fused_resnet.training.step_tuner import tune_step_plan
 from fused_resnet.training.trained_step import TrainedModule
-from fused_resnet.training.winners import layout_of
 from tuning_db import Store
 from tuning_db.pack import pack
 

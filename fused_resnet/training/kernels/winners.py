@@ -18,7 +18,7 @@ from autotune.ir import Epilogue, Form, Problem, all_forms, forms, limit_us, par
 from autotune.ir.operators import Conv2dWgrad, Convolution, Elementwise
 from autotune.libraries import aten, cudnn_names
 from autotune.runtime import Candidate, KernelChoice, Ranking, rankings, usable_devices
-from fused_resnet.training.step_plans import CLOSE, faster_ways, planned_kernels
+from fused_resnet.training.kernels.step_plans import CLOSE, faster_ways, planned_kernels
 from tuning_db import open_reader
 from tuning_db.location import file_of, is_address
 from tuning_db.protocols import Database, Device

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from autotune.ir.operators import JOINED_RELU, NO_RELU
-from fused_resnet.training.bound_problem import parsed, run
-from fused_resnet.training.norms import TrainedNorm
-from fused_resnet.training.operator import LIBRARY, SOLVE, TAGS
+from fused_resnet.training.convolution_passes.norms import TrainedNorm
+from fused_resnet.training.kernels.bound_problem import parsed, run
+from fused_resnet.training.kernels.operator import LIBRARY, SOLVE, TAGS
 
 for _schema in (
     "batch_norm(Tensor x, Tensor? joined, Tensor weight, Tensor bias, float eps, int relu, str database)"

@@ -19,7 +19,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn.parallel import DistributedDataParallel
 
-from fused_resnet.training.recording import Recording, Replayed
+from fused_resnet.training.replay.recording import Recording, Replayed
 
 _saved_tensors_hooks: Callable[[bool], object] = getattr(
     torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: "unknown"

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from fused_resnet.training.nodes import call, is_like, value
-from fused_resnet.training.operator import SOLVE
-from fused_resnet.training.passes import FORWARD
+from fused_resnet.training.convolution_passes.passes import FORWARD
+from fused_resnet.training.graph_rewrite.nodes import call, is_like, value
+from fused_resnet.training.kernels.operator import SOLVE
 
 _ATEN = torch.ops.aten
 ADD, MULTIPLY, EXPAND = _ATEN.add.Tensor, _ATEN.mul.Tensor, _ATEN.expand.default

@@ -15,7 +15,7 @@ from autotune.core import AutotuneError
 from autotune.ir import TENSOR_DTYPES, Problem, parse
 from autotune.runtime import ACCESS, Candidate, KernelChoice, TensorSlot, bind
 from autotune.runtime.engine import EngineError, Program
-from fused_resnet.training.winners import Winners
+from fused_resnet.training.kernels.winners import Winners
 
 Key = tuple[str, str, str, tuple[float, ...], torch.device]
 """The arguments of `bound`: what a kernel is bound for."""

@@ -17,12 +17,10 @@ from torch import fx
 
 from autotune.ir.operators import SUMS_OF_FACTOR, SUMS_OF_GRADIENT, SUMS_OF_MASKED, SUMS_OF_PRODUCT, ReluGradientSums
 from fused_resnet.torch_arguments import pair
-from fused_resnet.training.bound_problem import can_solve
-from fused_resnet.training.kernel_calls import want_channels_last
-from fused_resnet.training.nodes import call, erase, is_images, is_like, value
-from fused_resnet.training.operator import SOLVE_ALL
-from fused_resnet.training.passes import dtype_name
-from fused_resnet.training.pixel_polynomials import (
+from fused_resnet.training.convolution_passes.passes import dtype_name
+from fused_resnet.training.graph_rewrite.kernel_calls import want_channels_last
+from fused_resnet.training.graph_rewrite.nodes import call, erase, is_images, is_like, value
+from fused_resnet.training.graph_rewrite.pixel_polynomials import (
     ADD,
     CONVERSIONS,
     CONVERT,
@@ -34,7 +32,9 @@ from fused_resnet.training.pixel_polynomials import (
     monomial,
     polynomial,
 )
-from fused_resnet.training.relu_fusion import MASKS, relu_arguments
+from fused_resnet.training.graph_rewrite.relu_fusion import MASKS, relu_arguments
+from fused_resnet.training.kernels.bound_problem import can_solve
+from fused_resnet.training.kernels.operator import SOLVE_ALL
 
 _ATEN = torch.ops.aten
 _SUM, _SELECT, _DETACH = _ATEN.sum.dim_IntList, _ATEN.select.int, _ATEN.detach.default

@@ -30,7 +30,7 @@ from autotune.ir.operators import (
     MaxPool2dPlacesGradient,
 )
 from fused_resnet.torch_arguments import pair
-from fused_resnet.training.passes import dtype_name
+from fused_resnet.training.convolution_passes.passes import dtype_name
 
 Tensor = torch.Tensor
 BATCH_NORM = F.batch_norm

@@ -14,9 +14,9 @@ import torch
 from torch import fx
 from torch._inductor import inductor_prims
 
-from fused_resnet.training.nodes import call, value
-from fused_resnet.training.norm_operators import IMAGE_OPERATORS
-from fused_resnet.training.operator import SOLVE, SOLVE_ALL
+from fused_resnet.training.graph_rewrite.nodes import call, value
+from fused_resnet.training.kernels.norm_operators import IMAGE_OPERATORS
+from fused_resnet.training.kernels.operator import SOLVE, SOLVE_ALL
 
 FORCE_STRIDE_ORDER = inductor_prims.force_stride_order
 """(x, strides) -> x with the order of these strides; Inductor computes x in that order, if it is free to."""

@@ -14,12 +14,12 @@ import torch
 from torch import fx
 
 from autotune.ir.operators import Conv2d, Conv2dDgrad
-from fused_resnet.training.bound_problem import can_solve
-from fused_resnet.training.channels_last import ChannelsLast
-from fused_resnet.training.kernel_calls import convolve
-from fused_resnet.training.nodes import call, is_like, value
-from fused_resnet.training.passes import Pass, with_mask, with_relu
-from fused_resnet.training.winners import Winners
+from fused_resnet.training.convolution_passes.passes import Pass, with_mask, with_relu
+from fused_resnet.training.graph_rewrite.channels_last import ChannelsLast
+from fused_resnet.training.graph_rewrite.kernel_calls import convolve
+from fused_resnet.training.graph_rewrite.nodes import call, is_like, value
+from fused_resnet.training.kernels.bound_problem import can_solve
+from fused_resnet.training.kernels.winners import Winners
 
 _WHERE, _THRESHOLD = torch.ops.aten.where.self, torch.ops.aten.threshold_backward.default
 MASKS = (_WHERE, _THRESHOLD)

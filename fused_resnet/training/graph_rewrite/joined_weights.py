@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from fused_resnet.training.channels_last import FORCE_STRIDE_ORDER
-from fused_resnet.training.nodes import call, value
-from fused_resnet.training.operator import LIBRARY, SOLVE, SOLVE_ALL, TAGS
+from fused_resnet.training.graph_rewrite.channels_last import FORCE_STRIDE_ORDER
+from fused_resnet.training.graph_rewrite.nodes import call, value
+from fused_resnet.training.kernels.operator import LIBRARY, SOLVE, SOLVE_ALL, TAGS
 
 LIBRARY.define("convert_all(Tensor[] tensors, ScalarType dtype) -> Tensor[]", tags=TAGS)
 CONVERT_ALL: Any = torch.ops.fused_resnet.convert_all.default

@@ -14,8 +14,8 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from fused_resnet.training.recording import Record, Recorder, Replayed, record_cuda_graph
-from fused_resnet.training.replayed_step import ReplayedStep, StepPasses, plain_form
+from fused_resnet.training.replay.recording import Record, Recorder, Replayed, record_cuda_graph
+from fused_resnet.training.replay.replayed_step import ReplayedStep, StepPasses, plain_form
 
 LARGEST_SAVED = 1 << 28
 """Most bytes that a step may save for its backward pass. They stay allocated during the whole backward pass, where

@@ -14,11 +14,11 @@ import torch
 from torch import fx
 
 from autotune.ir.operators import GlobalAvgPool2d
-from fused_resnet.training.bound_problem import can_solve
-from fused_resnet.training.kernel_calls import run
-from fused_resnet.training.nodes import call, erase, is_images, value
-from fused_resnet.training.passes import dtype_name
-from fused_resnet.training.pixel_polynomials import CONVERT, Polynomial, combined, polynomial
+from fused_resnet.training.convolution_passes.passes import dtype_name
+from fused_resnet.training.graph_rewrite.kernel_calls import run
+from fused_resnet.training.graph_rewrite.nodes import call, erase, is_images, value
+from fused_resnet.training.graph_rewrite.pixel_polynomials import CONVERT, Polynomial, combined, polynomial
+from fused_resnet.training.kernels.bound_problem import can_solve
 
 MEAN = torch.ops.aten.mean.dim
 

@@ -14,15 +14,15 @@ from torch import fx
 
 from autotune.ir import Problem
 from autotune.ir.operators import JOINED_RELU, NORM_SCALE, NORM_SHIFT, Conv2dDgrad, Convolution, Elementwise
-from fused_resnet.training.bound_problem import can_solve, parsed
-from fused_resnet.training.channels_last import ChannelsLast
-from fused_resnet.training.kernel_calls import packed, run, want_channels_last
-from fused_resnet.training.nodes import call, is_like, value
-from fused_resnet.training.norm_operators import BATCH_NORM
-from fused_resnet.training.norms import TrainedNorm
-from fused_resnet.training.operator import SOLVE, SOLVE_ALL
-from fused_resnet.training.passes import Pass, with_gradient_sums, with_statistics
-from fused_resnet.training.winners import Winners
+from fused_resnet.training.convolution_passes.norms import TrainedNorm
+from fused_resnet.training.convolution_passes.passes import Pass, with_gradient_sums, with_statistics
+from fused_resnet.training.graph_rewrite.channels_last import ChannelsLast
+from fused_resnet.training.graph_rewrite.kernel_calls import packed, run, want_channels_last
+from fused_resnet.training.graph_rewrite.nodes import call, is_like, value
+from fused_resnet.training.kernels.bound_problem import can_solve, parsed
+from fused_resnet.training.kernels.norm_operators import BATCH_NORM
+from fused_resnet.training.kernels.operator import SOLVE, SOLVE_ALL
+from fused_resnet.training.kernels.winners import Winners
 
 _SELECT = torch.ops.aten.select.int
 

@@ -15,10 +15,7 @@ import torch
 from torch import fx
 
 from autotune.ir.operators import JOINED_RELU, NO_RELU, OWN_RELU
-from fused_resnet.training.bound_problem import can_solve
-from fused_resnet.training.nodes import is_like
-from fused_resnet.training.norm_operators import BATCH_NORM, MAX_POOL
-from fused_resnet.training.norms import (
+from fused_resnet.training.convolution_passes.norms import (
     ADDITIONS,
     IN_PLACE,
     MAX_POOLS,
@@ -29,7 +26,10 @@ from fused_resnet.training.norms import (
     batch_norm_arguments,
     is_trained,
 )
-from fused_resnet.training.norms import BATCH_NORM as TORCH_BATCH_NORM
+from fused_resnet.training.convolution_passes.norms import BATCH_NORM as TORCH_BATCH_NORM
+from fused_resnet.training.graph_rewrite.nodes import is_like
+from fused_resnet.training.kernels.bound_problem import can_solve
+from fused_resnet.training.kernels.norm_operators import BATCH_NORM, MAX_POOL
 
 _IN_PLACE_OPERATORS = (
     operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod, operator.ipow,

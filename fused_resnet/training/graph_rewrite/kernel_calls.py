@@ -9,9 +9,9 @@ from torch import fx
 
 from autotune.ir import Problem, pack_weight, turn_weight
 from autotune.ir.operators import Convolution
-from fused_resnet.training.channels_last import ChannelsLast, channels_last
-from fused_resnet.training.nodes import call, inlined, value
-from fused_resnet.training.operator import SOLVE
+from fused_resnet.training.graph_rewrite.channels_last import ChannelsLast, channels_last
+from fused_resnet.training.graph_rewrite.nodes import call, inlined, value
+from fused_resnet.training.kernels.operator import SOLVE
 
 
 def packed(graph: fx.Graph, weight: fx.Node, layout: str, groups: int, turned: bool) -> fx.Node:

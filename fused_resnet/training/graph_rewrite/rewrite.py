@@ -12,19 +12,19 @@ from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
 import autotune.ir
-from fused_resnet.training.bound_problem import can_solve
-from fused_resnet.training.channels_last import ChannelsLast
-from fused_resnet.training.image_means import MEAN, image_mean, replace_mean
-from fused_resnet.training.joined_weights import join_conversions, join_packings
-from fused_resnet.training.kernel_calls import convolve, want_channels_last
-from fused_resnet.training.nodes import call, result, value
-from fused_resnet.training.norm_fusion import NormFusion
-from fused_resnet.training.norm_operators import BATCH_NORM, BATCH_NORM_BACKWARD, IMAGE_OPERATORS
-from fused_resnet.training.operator import SOLVE
-from fused_resnet.training.passes import BY_BIAS, FORWARD, Pass, passes
-from fused_resnet.training.relu_fusion import MASKS, ReluFusion
-from fused_resnet.training.relu_gradients import relu_gradient, replace_gradient
-from fused_resnet.training.winners import Winners
+from fused_resnet.training.convolution_passes.passes import BY_BIAS, FORWARD, Pass, passes
+from fused_resnet.training.graph_rewrite.channels_last import ChannelsLast
+from fused_resnet.training.graph_rewrite.image_means import MEAN, image_mean, replace_mean
+from fused_resnet.training.graph_rewrite.joined_weights import join_conversions, join_packings
+from fused_resnet.training.graph_rewrite.kernel_calls import convolve, want_channels_last
+from fused_resnet.training.graph_rewrite.nodes import call, result, value
+from fused_resnet.training.graph_rewrite.norm_fusion import NormFusion
+from fused_resnet.training.graph_rewrite.relu_fusion import MASKS, ReluFusion
+from fused_resnet.training.graph_rewrite.relu_gradients import relu_gradient, replace_gradient
+from fused_resnet.training.kernels.bound_problem import can_solve
+from fused_resnet.training.kernels.norm_operators import BATCH_NORM, BATCH_NORM_BACKWARD, IMAGE_OPERATORS
+from fused_resnet.training.kernels.operator import SOLVE
+from fused_resnet.training.kernels.winners import Winners
 
 _FILES = tuple(
     str(path)

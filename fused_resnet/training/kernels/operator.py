@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from autotune.ir import TENSOR_DTYPES
-from fused_resnet.training.bound_problem import parsed, run
+from fused_resnet.training.kernels.bound_problem import parsed, run
 
 # Inductor passes operands with the strides that the rewritten graph notes for them, so that nothing is copied here.
 TAGS = [getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)]

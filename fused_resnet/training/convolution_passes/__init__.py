@@ -1,0 +1,1 @@
+"""The passes of convolutions and norms as PyTorch operators name them, and their problems."""

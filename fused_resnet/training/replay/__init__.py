@@ -1,0 +1,1 @@
+"""Small steps that are recorded once and replayed as two CUDA graphs."""
