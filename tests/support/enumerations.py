@@ -23,7 +23,7 @@ from repository import ROOT
 
 from autotune.codegen.rendering import source_digest
 from autotune.core import AutotuneError, architecture
-from autotune.families import Kernel, families
+from autotune.families import Kernel, base, families
 from autotune.families.base import PERMISSIONS
 from autotune.families.cpu import common
 from autotune.ir import OPERATORS, Problem, parse
@@ -110,12 +110,14 @@ def facts(name: str):
 
 def digest(name: str) -> str:
     """Return the digest of the facts of a family."""
-    made = hashlib.sha256()
+    made, of_this_machine = hashlib.sha256(), (common.vector_registers, base._known_legal)
     with patch.object(common, "cpu_targets", lambda: (TARGETS["cpu"],)):
-        common.vector_registers.cache_clear()
+        for known in of_this_machine:
+            known.cache_clear()
         for fact in facts(name):
             made.update(json.dumps(fact, default=str).encode())
-    common.vector_registers.cache_clear()
+    for known in of_this_machine:
+        known.cache_clear()
     return made.hexdigest()[:16]
 
 

@@ -142,12 +142,6 @@ def test_saved_scales_keep_the_corrections(kept, precision, empty_db):
     assert torch.equal(y, expected)
 
 
-def test_scales_of_older_versions_are_those_of_int8():
-    scales = CalibratedScales({"a": 1.0})
-    del scales.__dict__["precision"]
-    assert pickle.loads(pickle.dumps(scales)).precision == "int8"
-
-
 def test_corrections_lessen_the_mean_error_in_e4m3(empty_db):
     model, seen = random_model(ResNet("basic")).eval(), [images(32, seed=seed) for seed in range(20, 24)]
     x, errors = torch.cat(seen), []
