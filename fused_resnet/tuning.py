@@ -264,8 +264,13 @@ def _show_end(progress: LineProgress, tuner: Tuner, target: TuningTarget, reques
     if network and (plan := tuner.store.plan(tuner.device, network.key)):
         progress.end(f"done: {outcome_text(plan)}; database {where}")
     else:
-        lines = list(layer_winners(tuner.store, tuner.device, request.named))
-        progress.end(f"done: the layers take {sum(line.time_us or 0.0 for line in lines):.1f} us; database {where}")
+        layers = [(one.name, one.problem) for one in network.layers] if network else request.named
+        times = [line.time_us for line in layer_winners(tuner.store, tuner.device, layers)]
+        known = [us for us in times if us]
+        says = f"{len(known)} of {len(times)} layers were timed"
+        if len(known) == len(times):
+            says = f"the layers take {sum(known):.1f} us"
+        progress.end(f"done: {says}; database {where}")
     here = target.name
     if here != tuner.device.name:
         warnings.warn(

@@ -73,18 +73,22 @@ def _winner(line: LayerWinner, is_short: bool) -> tuple[RenderableType, ...]:
     )
 
 
-def total_us(lines: Iterable[LayerWinner]) -> tuple[float, float | None]:
-    """Return the sums of the times of some lines and of torch's; None where a line has no time of torch beside it."""
+def total_us(lines: Iterable[LayerWinner]) -> tuple[float | None, float | None]:
+    """Return the sums of the times of some lines and of torch's; None for a sum of which a line has no time."""
     lines = list(lines)
-    torchs = [_torch_us(line) for line in lines]
-    known = [us for us in torchs if us is not None]
-    return sum(line.time_us or 0.0 for line in lines), sum(known) if len(known) == len(torchs) else None
+    own, torchs = [line.time_us for line in lines], [_torch_us(line) for line in lines]
+    return _sum(own), _sum(torchs) if all(own) else None
+
+
+def _sum(times: Sequence[float | None]) -> float | None:
+    known = [us for us in times if us]
+    return sum(known) if len(known) == len(times) else None
 
 
 def _sums(lines: Iterable[LayerWinner]) -> tuple[str, str, str]:
     own, torch = total_us(lines)
-    if not own or torch is None:
-        return f"{own:.1f}", "-", "-"
+    if own is None or torch is None:
+        return f"{own:.1f}" if own else "-", "-", "-"
     return f"{own:.1f}", f"{torch:.1f}", f"{torch / own:.2f}"
 
 

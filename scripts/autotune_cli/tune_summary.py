@@ -197,9 +197,11 @@ def _outcome(tuner: Tuner, request: TuneRequest) -> str:
     if plan := tuner.store.plan(tuner.device, request.network.key):
         return outcome_text(plan)
     layers = request.named[: len(request.network.layers)]
-    own, torch = total_us(layer_winners(tuner.store, tuner.device, layers))
-    if not own:
-        return ""
+    lines = list(layer_winners(tuner.store, tuner.device, layers))
+    own, torch = total_us(lines)
+    if own is None:
+        timed = sum(bool(line.time_us) for line in lines)
+        return f"{timed} of its {len(lines)} layers were timed" if timed else ""
     if any(problem.dtype in BYTE_FORMATS for _, problem in layers):
         precision = _precision(request)
         return (

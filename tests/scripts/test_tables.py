@@ -22,3 +22,10 @@ def test_failures_are_counted_by_kind_the_most_frequent_first():
 def test_torchs_emulation_of_bytes_is_not_compared_with(dtype, torch_us):
     problem = parse(f"conv2d n=4 h=8 w=8 c=64 k=64 r=3 s=3 pad=1 dtype={dtype}")
     assert total_us([LayerWinner("a", problem, "w", time_us=2.0, speed_up=50.0)]) == (2.0, torch_us)
+
+
+def test_there_is_no_sum_of_lines_some_of_which_have_no_time():
+    problem = parse("conv2d n=4 h=8 w=8 c=64 k=64 r=3 s=3 pad=1 dtype=f32")
+    timed, untimed = LayerWinner("a", problem, "w", time_us=2.0, speed_up=50.0), LayerWinner("b", problem, "-")
+    assert total_us([timed, timed]) == (4.0, 200.0)
+    assert total_us([timed, untimed]) == (None, None)
