@@ -18,6 +18,7 @@ from autotune.tuner.report import (
     pareto_candidates,
     rejected_configs,
     runner,
+    sum_us,
     unsupported_reason,
 )
 from autotune.tuner.request import (
@@ -82,5 +83,6 @@ __all__ = [
     "runner",
     "start_in_background",
     "step_request",
+    "sum_us",
     "unsupported_reason",
 ]

@@ -64,6 +64,12 @@ def _are_comparable(one: Measurement, other: Measurement) -> bool:
     return one.final and other.final and one.details.get(FINALS_OF) == other.details.get(FINALS_OF)
 
 
+def sum_us(times: Sequence[float | None]) -> float | None:
+    """Return the sum of some times in microseconds; None if one of them is not known."""
+    known = [us for us in times if us]
+    return sum(known) if len(known) == len(times) else None
+
+
 def outcome_text(plan: PlanRow) -> str:
     """Return the time of a plan, and how many times faster it is than torch's operators for the whole network."""
     fastest: dict[str, float] = {}

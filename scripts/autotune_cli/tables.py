@@ -14,7 +14,17 @@ from rich.text import Text
 
 from autotune.core.faults import Fault
 from autotune.ir import BYTE_FORMATS, Problem
-from autotune.tuner import OBJECTIVES, RECORD, WAIT, Failure, LayerWinner, PhaseTime, TimeBreakdown, pareto_candidates
+from autotune.tuner import (
+    OBJECTIVES,
+    RECORD,
+    WAIT,
+    Failure,
+    LayerWinner,
+    PhaseTime,
+    TimeBreakdown,
+    pareto_candidates,
+    sum_us,
+)
 from tuning_db import Store
 from tuning_db.schema import Device
 
@@ -77,12 +87,7 @@ def total_us(lines: Iterable[LayerWinner]) -> tuple[float | None, float | None]:
     """Return the sums of the times of some lines and of torch's; None for a sum of which a line has no time."""
     lines = list(lines)
     own, torchs = [line.time_us for line in lines], [_torch_us(line) for line in lines]
-    return _sum(own), _sum(torchs) if all(own) else None
-
-
-def _sum(times: Sequence[float | None]) -> float | None:
-    known = [us for us in times if us]
-    return sum(known) if len(known) == len(times) else None
+    return sum_us(own), sum_us(torchs) if all(own) else None
 
 
 def _sums(lines: Iterable[LayerWinner]) -> tuple[str, str, str]:
