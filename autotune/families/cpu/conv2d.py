@@ -6,6 +6,7 @@ A matrix product is a convolution with a single tap.
 from __future__ import annotations
 
 from math import ceil
+from typing import TypeVar
 
 from autotune.core import Architecture
 from autotune.families.base import Config, Parameter
@@ -14,6 +15,8 @@ from autotune.families.cpu.tiles import LoopExtents, TileFamily, require_registe
 from autotune.families.rules import Rules
 from autotune.ir import Epilogue
 from autotune.ir.operators import Conv2d, Conv2dDgrad, Conv2dGradientSums, Conv2dStatistics, Conv2dWgrad, Gemm
+
+P = TypeVar("P", bound=Conv2dStatistics | Conv2dGradientSums)
 
 
 def _inside(problem: Conv2d, axis: int) -> float:
@@ -75,26 +78,27 @@ class CpuConv2dDgrad(TileFamily[Conv2dDgrad]):
         )
 
 
-class CpuConv2dStatistics(TileFamily[Conv2dStatistics]):
+class _WithNormFamily(TileFamily[P]):
+    """Convolutions that compute a part of a batch normalization behind their result."""
+
+    def extents(self, problem: P, config: Config) -> LoopExtents:
+        return _extents(problem.convolution, config)
+
+
+class CpuConv2dStatistics(_WithNormFamily[Conv2dStatistics]):
     """Direct convolution, then the statistics of its result for a batch normalization in training."""
 
     name = "cpu_conv2d_statistics"
     operator = Conv2dStatistics
     template = "cpu/conv2d_statistics.cpp.j2"
 
-    def extents(self, problem: Conv2dStatistics, config: Config) -> LoopExtents:
-        return _extents(problem.convolution, config)
 
-
-class CpuConv2dGradientSums(TileFamily[Conv2dGradientSums]):
+class CpuConv2dGradientSums(_WithNormFamily[Conv2dGradientSums]):
     """Input gradient of a convolution behind a norm, as a convolution, then the sums of the norm's gradient."""
 
     name = "cpu_conv2d_gradient_sums"
     operator = Conv2dGradientSums
     template = "cpu/conv2d_gradient_sums.cpp.j2"
-
-    def extents(self, problem: Conv2dGradientSums, config: Config) -> LoopExtents:
-        return _extents(problem.convolution, config)
 
 
 class CpuConv2dWgrad(CpuFamily[Conv2dWgrad]):
