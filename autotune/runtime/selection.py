@@ -53,7 +53,7 @@ class KernelChoice:
 
 @dataclass(frozen=True)
 class Ranking:
-    """What was timed for a problem at its own batch size on one kind of device.
+    """The candidates that were timed for a problem, at its own batch size, on one kind of device.
 
     Attributes:
         timed: All verified candidates, best first.

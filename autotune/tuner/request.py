@@ -1,4 +1,4 @@
-"""What a tuning run is asked for: problems that belong together, and those of them that a database lacks."""
+"""TuneRequest, the problems that a run tunes together, and the part of a request that a database lacks."""
 
 from __future__ import annotations
 

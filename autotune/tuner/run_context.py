@@ -1,4 +1,4 @@
-"""What a tuning run is made with, and what exists once its devices are known."""
+"""RunSetup, the parts that a tuning run is given, and RunContext, which adds its devices and queues."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tuning_db.schema import Device, KernelRow
 
 @dataclass(frozen=True, kw_only=True)
 class RunSetup:
-    """What a run is made with.
+    """The parts that a run is given.
 
     Attributes:
         store: The database.

@@ -1,4 +1,4 @@
-"""What pickles and copies of a FusedResNet hold."""
+"""Pickles and copies of a FusedResNet."""
 
 import copy
 import pickle

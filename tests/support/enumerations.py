@@ -1,4 +1,4 @@
-"""What families say of the problems of the shipped databases, as one digest a family.
+"""One digest for each family, of all that the family says of the problems of the shipped databases.
 
 A change of how families are written must not change it; a change of what they try must.
 

@@ -48,7 +48,7 @@ def why_unfit(
 
 
 class WindowFamily(CudaFamily[P]):
-    """Kernels of which each is compiled for one window, or for any.
+    """Kernels with a window; each is compiled for one window, or for any.
 
     Attributes:
         filters: Sides of the windows that kernels are compiled for.

@@ -1,4 +1,4 @@
-"""What families of SE-ResNet9-Fixup's blocks have in common on all devices."""
+"""Rules and a base class of the families for SE-ResNet9-Fixup's blocks, on all devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What families for Hopper have in common: their base class, rates and limits."""
+"""The base class of the families for Hopper, and the rates and limits of that GPU."""
 
 from __future__ import annotations
 
