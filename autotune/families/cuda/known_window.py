@@ -31,22 +31,6 @@ def parameters(filters: tuple[int, ...] = POOL_FILTERS, what: str = "window") ->
     )
 
 
-def require_both(config: Config) -> str | None:
-    """Require that a kernel knows both numbers of the window or neither."""
-    return require(
-        (config["filter"] == 0) == (config["stride"] == 0), "filter and stride must both be given, or both be 0"
-    )
-
-
-def why_unfit(
-    problem: Conv2d | Pool2d, config: Config, arch: Architecture, filters: tuple[int, ...] = POOL_FILTERS
-) -> str | None:
-    """Return why a kernel does not fit a problem: its channels are no whole vectors, or it has another window."""
-    return require_whole_vectors(problem.c, int(config["vector"])) or require_window(
-        problem, filters, STRIDES, (int(config["filter"]), int(config["stride"]))
-    )
-
-
 class WindowFamily(CudaFamily[P]):
     """Kernels with a window; each is compiled for one window, or for any.
 
@@ -57,7 +41,10 @@ class WindowFamily(CudaFamily[P]):
     filters: tuple[int, ...] = POOL_FILTERS
 
     def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
-        yield require_both(config)
+        both = (config["filter"] == 0) == (config["stride"] == 0)
+        yield require(both, "filter and stride must both be given, or both be 0")
 
     def unfit(self, problem: P, config: Config, arch: Architecture) -> Rules:
-        yield why_unfit(problem, config, arch, self.filters)
+        compiled = int(config["filter"]), int(config["stride"])
+        yield require_whole_vectors(problem.c, int(config["vector"]))
+        yield require_window(problem, self.filters, STRIDES, compiled)
