@@ -24,6 +24,7 @@ from torch import fx
 from autotune.core import LibraryError
 from autotune.ir import DTYPES, Operand, Problem, Tensors
 from autotune.ir.operators import TorchCall
+from autotune.libraries.inductor_timing import device_milliseconds, kernels_timed_in_turns
 from autotune.libraries.tf32 import cudnn_setting, is_dependent
 
 FAMILY = "inductor"
@@ -162,9 +163,12 @@ def _compiled(
             if device.type == "cpu":
                 more["post_grad_custom_pre_pass"] = KeepNan()
             # On a GPU most of the time goes to triton's kernels, which have a cache of their own.
-            with cached_compilation() if device.type == "cpu" else nullcontext():
+            with (
+                cached_compilation() if device.type == "cpu" else nullcontext(),
+                kernels_timed_in_turns(device, benchmark=device_milliseconds),
+            ):
                 compiled: Callable[..., object] = torch._inductor.compile(module, examples, options={**options, **more})
-            compiled(*examples)  # the first run loads and tunes kernels, which must not happen in a capture
+                compiled(*examples)  # the first run loads and tunes kernels, which must not happen in a capture
             return compiled
 
     try:
@@ -215,10 +219,9 @@ def _graph(
     graph.call_function(aten.copy_.default, (output, result))
     graph.output(())
     module = fx.GraphModule(root, graph)
+    _write_small_convolutions_as_products(module, examples, device)
     if device.type == "cuda":
         _store_filters_channels_last(module)
-    else:
-        _write_small_convolutions_as_products(module, examples)
     return module, examples
 
 
@@ -236,17 +239,19 @@ def _store_filters_channels_last(module: fx.GraphModule) -> None:
                 parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
 
 
-def _write_small_convolutions_as_products(module: fx.GraphModule, examples: list[Any]) -> None:
-    """Write 1x1 convolutions that torch itself does not give to oneDNN as matrix products.
+def _write_small_convolutions_as_products(module: fx.GraphModule, examples: list[Any], device: torch.device) -> None:
+    """Write small 1x1 convolutions as matrix products.
 
-    Freezing gives all convolutions to oneDNN, whose fixed costs exceed the work of a small one.
+    On a CPU these are the ones that torch itself does not give to oneDNN: freezing gives it all convolutions, and its
+    fixed costs exceed the work of a small one. On a GPU they are the ones of images of one pixel, as in gates of
+    channels, for which cuBLAS is faster than cuDNN.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
     FakeTensorProp(module, FakeTensorMode(allow_non_fake_inputs=True)).propagate(*examples)
     aten, graph = torch.ops.aten, module.graph
-    for node in [one for one in graph.nodes if one.target is aten.conv2d.default and _is_product(one)]:
+    for node in [one for one in graph.nodes if one.target is aten.conv2d.default and _is_product(one, device)]:
         x, filters, bias = (*node.args, None)[:3]
         n, _, height, width = node.meta["val"].shape
         k, c = filters.meta["val"].shape[:2]
@@ -261,8 +266,8 @@ def _write_small_convolutions_as_products(module: fx.GraphModule, examples: list
     module.recompile()
 
 
-def _is_product(node: Any) -> bool:
-    """Return whether a convolution is a matrix product of its pixels, and torch does not give it to oneDNN."""
+def _is_product(node: Any, device: torch.device) -> bool:
+    """Return whether a convolution is a matrix product of its pixels, and small."""
     given: tuple[Any, ...] = node.args
     x, filters, bias, stride, padding, dilation, groups = given + _CONV2D_DEFAULTS[len(given) - 2 :]
     image, kernel = x.meta["val"], filters.meta["val"]
@@ -270,6 +275,8 @@ def _is_product(node: Any) -> bool:
         return False
     if {*stride} != {1} or {*padding} != {0}:
         return False
+    if device.type == "cuda":
+        return tuple(image.shape[2:]) == (1, 1)
     empty = [torch.empty(one.shape, dtype=one.dtype) for one in (image, kernel)]
     sizes = [kernel.shape[0]] if bias is not None else None
     torch_c: Any = torch._C  # stubs name its enumeration otherwise

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 
 from autotune.core import LayerError
+from autotune.core.device_turn import turn
 from autotune.ir import TENSOR_DTYPES, ConstantSource, Network, Problem
-from autotune.measure.device_turn import turn
 from autotune.measure.interleaving import interleave, throttling
 from autotune.measure.nvml import Monitor
 from autotune.measure.result import Result, timed

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,10 +13,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch._inductor.runtime import benchmarking
 from torch.utils._pytree import tree_leaves
 
-from autotune.measure.device_turn import turn
+from autotune.libraries.inductor_timing import kernels_timed_in_turns
 from autotune_cli.models import Model
 from fused_resnet.compile_backend import autotune
 from tuning_db import Store
@@ -219,23 +218,6 @@ def inductor(case: BaselineInput, mode: str, freezing: bool = False) -> Forward:
     network, x = case.nhwc()
     settings = torch._inductor.list_mode_options(mode) | {"freezing": freezing}
     compiled_network = torch.compile(network, dynamic=False, options=settings)
-    with config.patch(freezing=freezing), torch.inference_mode(), kernels_timed_in_turns(case.device):
+    with config.patch(freezing=freezing), torch.inference_mode(), kernels_timed_in_turns(case.device, TURN_SECONDS):
         compiled_network(x)
     return lambda: compiled_network(x)
-
-
-@contextmanager
-def kernels_timed_in_turns(device: torch.device) -> Iterator[None]:
-    """Give Inductor the GPU for itself while it times a kernel: other processes may compile for the same GPU."""
-    benchmarker: Any = benchmarking.benchmarker
-    benchmark = benchmarker.benchmark_gpu
-
-    def in_a_turn(*args: Any, **kwargs: Any) -> Any:
-        with turn(device, TURN_SECONDS):
-            return benchmark(*args, **kwargs)
-
-    benchmarker.benchmark_gpu = in_a_turn
-    try:
-        yield
-    finally:
-        benchmarker.benchmark_gpu = benchmark

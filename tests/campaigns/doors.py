@@ -35,8 +35,8 @@ from torch import Tensor, nn
 from tuning_doors import DOORS, Opened, Subject
 
 from autotune.core import AutotuneError, require_one_of
+from autotune.core.device_turn import turn
 from autotune.ir import DTYPES
-from autotune.measure.device_turn import turn
 from autotune_cli import models, timing
 from autotune_cli.baselines import TURN_SECONDS, BaselineInput, Forward, compiled_frozen, eager, flat
 from autotune_cli.command_line import add_device, add_model, names, output, positive, seconds, torch_device

@@ -1,11 +1,8 @@
 """The baselines of `autotune bench` have the settings that their labels claim."""
 
-from contextlib import contextmanager
-
 import pytest
 import torch
 from torch import nn
-from torch._inductor.runtime import benchmarking
 
 from autotune_cli import baselines
 from autotune_cli.models import Model
@@ -34,20 +31,3 @@ def test_freezing_makes_the_weights_constants_of_the_compiled_code(variant, free
         case.network[0].weight.mul_(2)
         changed = not torch.equal(before, run())
     assert changed is not freezes
-
-
-def test_inductor_times_kernels_in_turns_and_as_before_afterwards(monkeypatch):
-    held = []
-
-    @contextmanager
-    def noted(device, most_seconds):
-        held.append(device)
-        yield
-        held.append(None)
-
-    monkeypatch.setattr(baselines, "turn", noted)
-    monkeypatch.setattr(benchmarking.benchmarker, "benchmark_gpu", lambda call, rep: (call(), rep, list(held)))
-    before, device = benchmarking.benchmarker.benchmark_gpu, torch.device("cuda", 1)
-    with baselines.kernels_timed_in_turns(device):
-        assert benchmarking.benchmarker.benchmark_gpu(lambda: 7, rep=3) == (7, 3, [device])
-    assert held == [device, None] and benchmarking.benchmarker.benchmark_gpu is before

@@ -25,8 +25,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from autotune.core import AutotuneError, number, require_one_of
+from autotune.core.device_turn import turn
 from autotune.ir import DTYPES
-from autotune.measure.device_turn import turn
 from autotune_cli import chart, models, timing
 from autotune_cli.baselines import (
     TURN_SECONDS,

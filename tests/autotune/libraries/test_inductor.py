@@ -248,8 +248,8 @@ class Gated(nn.Module):
 def test_small_convolutions_by_one_pixel_are_products(empty_db, monkeypatch, memory_format):
     written, write = [], inductor._write_small_convolutions_as_products
 
-    def spy(module, examples):
-        write(module, examples)
+    def spy(module, examples, device):
+        write(module, examples, device)
         written.extend(str(node.target) for node in module.graph.nodes)
 
     monkeypatch.setattr(inductor, "_write_small_convolutions_as_products", spy)

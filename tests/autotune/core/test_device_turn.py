@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import torch
 
-from autotune.measure.device_turn import file_turn, turn
+from autotune.core.device_turn import file_turn, turn
 
 
 def test_a_turn_is_waited_for(tmp_path):
