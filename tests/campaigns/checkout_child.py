@@ -71,8 +71,8 @@ def _host_clock() -> Callable[[], float]:
 def main() -> None:
     warnings.simplefilter("ignore")
     cases = json.loads(sys.argv[1])
+    built = [build(case) for case in cases]
     with torch.inference_mode():
-        built = [build(case) for case in cases]
         calls = [max(3, int(SAMPLE_US / sample_us(network, x, 20))) for network, x in built]
         print("ready", flush=True)
         for line in sys.stdin:

@@ -138,15 +138,15 @@ def test_two_networks_side_by_side(gpu_db):
 
 def test_a_write_that_torch_does_not_count_is_seen_after_a_moment(gpu_db):
     net, x = fused(gpu_db), images(BATCH)
-    before = net(x).clone()
+    net(x)
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.data.mul_(0.5)
     with pytest.warns(UserWarning, match="a write that torch does not count"):
-        until = time.monotonic() + 5.0
-        while torch.equal(y := net(x), before) and time.monotonic() < until:
+        expected, until = of_its_weights(net, x), time.monotonic() + 5.0
+        while not alike(net(x), expected) and time.monotonic() < until:  # some kernels read a weight as it is now
             time.sleep(0.002)
-    assert alike(y, of_its_weights(net, x))
+    assert alike(net(x), expected)
 
 
 @pytest.mark.parametrize("change", ["fused optimizer", "other memory"])
@@ -451,5 +451,5 @@ def test_stress(gpu_db):
 
 
 def test_the_host_cost_of_a_call(gpu_db):
-    done = process("bench_host", "--db", gpu_db, "--batch", BATCH, "--calls", 200, "--loads", 1)
+    done = process("benchmarks/programs/bench_host.py", "--db", gpu_db, "--batch", BATCH, "--calls", 200, "--loads", 1)
     assert done.returncode == 0 and "with a CUDA graph" in done.stdout, done.stderr

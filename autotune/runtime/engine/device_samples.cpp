@@ -92,6 +92,8 @@ DeviceSamples::DeviceSamples(const std::vector<Sample>& samples, int device)
   cuda::check(driver.alloc(&addresses_, addresses.size() * sizeof(uint64_t)), "memory for samples");
   cuda::check(driver.alloc(&values_, addresses.size() * kPiece), "memory for samples");
   cuda::check(driver.copy_to_device(addresses_, addresses.data(), addresses.size() * sizeof(uint64_t)), "a copy");
+  // A copy from pageable memory may go on when the call returns, and the samples' stream does not wait for it.
+  cuda::check(driver.context_synchronize(), "a copy of addresses");
   void* flag;
   cuda::check(driver.alloc_host(&flag, sizeof(uint32_t), kMapped), "memory for samples");
   changed_ = static_cast<volatile uint32_t*>(flag);

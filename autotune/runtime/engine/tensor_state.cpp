@@ -74,9 +74,27 @@ int find_counter(const Example& one, const Example& detached, const Example& apa
   return kUnknown;
 }
 
+// Makes tensors that count versions and have memory of the host, also within inference mode and a default device.
+class PlainTensors {
+ public:
+  explicit PlainTensors(const py::module_& torch) : torch_(torch), normal_(torch.attr("inference_mode")(false)) {
+    normal_.attr("__enter__")();
+  }
+  ~PlainTensors() { normal_.attr("__exit__")(py::none(), py::none(), py::none()); }
+  template <typename... Sizes>
+  py::object operator()(Sizes... sizes) const {
+    return torch_.attr("zeros")(sizes..., py::arg("device") = "cpu");
+  }
+
+ private:
+  py::module_ torch_;
+  py::object normal_;
+};
+
 Layout learn(const py::module_& torch) {
   Layout at;
-  const py::object base = torch.attr("rand")(20021);
+  const PlainTensors zeros(torch);
+  const py::object base = zeros(20021);
   const Example one(base.attr("narrow")(0, 10007, 3)), detached(one.tensor.attr("detach")()),
       apart(one.tensor.attr("data"));
   at.impl = find(one.tensor.ptr(), int(Py_TYPE(one.tensor.ptr())->tp_basicsize), one.impl);
@@ -94,11 +112,11 @@ Layout learn(const py::module_& torch) {
     const TensorState now = read(at, example.tensor.ptr());
     return now == TensorState{example.address, example.offset, example.version()};
   };
-  const Example other(torch.attr("nn").attr("Parameter")(torch.attr("rand")(2, 3)));
+  const Example other(torch.attr("nn").attr("Parameter")(zeros(2, 3)));
   bool right = agrees(one) && agrees(detached) && agrees(apart) && agrees(other);
   one.tensor.attr("zero_")();
   right = right && agrees(one) && agrees(detached) && agrees(apart);
-  other.tensor.attr("__setattr__")("data", torch.attr("rand")(5));
+  other.tensor.attr("__setattr__")("data", zeros(5));
   return right && agrees(Example(other.tensor)) ? at : Layout{};
 }
 

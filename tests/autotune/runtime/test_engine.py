@@ -8,6 +8,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from processes import python
 from repository import ROOT
 
 from autotune.core import paths
@@ -260,6 +261,27 @@ def test_a_watch_sees_that_a_tensor_has_other_memory(change):
     change(parameter)
     assert not watch.unchanged()
     assert StateWatch([{"p": parameter}]).unchanged()
+
+
+FIRST_WATCH = """
+import torch
+from autotune.runtime.engine import StateWatch
+tensors, random = {{"p": torch.ones(3), "q": torch.nn.Parameter(torch.ones(3))}}, torch.get_rng_state()
+with {mode}:
+    watch = StateWatch([tensors])
+assert torch.equal(torch.get_rng_state(), random)
+asked, ask = [], torch.Tensor.data_ptr
+torch.Tensor.data_ptr = lambda tensor: (asked.append(tensor), ask(tensor))[1]
+assert watch.unchanged() and not asked
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("mode", ["torch.inference_mode()", "torch.device('meta')", "torch.no_grad()"])
+def test_the_first_watch_of_a_process_learns_to_read_tensors_in_any_mode(mode):
+    """Without what it learns, each look at a tensor is a call of Python, of tens of microseconds."""
+    done = python(FIRST_WATCH.format(mode=mode))
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_watch_reads_versions_and_addresses_of_all_kinds_of_tensors():
