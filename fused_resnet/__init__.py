@@ -6,16 +6,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fused_resnet.capture.activation import Activation
     from fused_resnet.module import FusedResNet, InputError
+    from fused_resnet.options import RunOptions, TuneLimits
     from fused_resnet.quantization.calibrate import calibrate
     from fused_resnet.step_explanation import explain_step
     from fused_resnet.tuning import tune
 
-__all__ = ["Activation", "FusedResNet", "InputError", "calibrate", "explain_step", "tune"]
+__all__ = ["Activation", "FusedResNet", "InputError", "RunOptions", "TuneLimits", "calibrate", "explain_step", "tune"]
 
 _MODULES = {
     "Activation": "capture.activation",
     "FusedResNet": "module",
     "InputError": "module",
+    "RunOptions": "options",
+    "TuneLimits": "options",
     "calibrate": "quantization.calibrate",
     "explain_step": "step_explanation",
     "tune": "tuning",

@@ -28,8 +28,9 @@ from fused_resnet.dynamo_graph import Unlifted, unlift
 from fused_resnet.inductor_backend import by_inductor
 from fused_resnet.model_source import Captured, check_precision
 from fused_resnet.module import FusedResNet
+from fused_resnet.options import RunOptions, TuneLimits
 from fused_resnet.torch_op import InputError
-from fused_resnet.tuning import TuneLimits, create, database, tune_missing, tune_step
+from fused_resnet.tuning import create, database, tune_missing, tune_step
 from tuning_db import DatabaseError
 
 TUNE = {
@@ -45,34 +46,34 @@ Compiled = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class CompileOptions:
-    """The options of torch.compile(..., backend="autotune", options={...}).
+class CompileOptions(RunOptions):
+    """The options of torch.compile(..., backend="autotune", options={...}): those of RunOptions, and more.
 
     Attributes:
         tuning_db: Path or URL of the database. Without one, that of the environment variable AUTOTUNE_DB, or else
             autotune/tuning.db in the user's cache.
         tune: A key of TUNE.
-        budget: For tune="missing": time of the whole run for each input shape, such as "60s".
-        precision: None, "tf32", "int8" or "fp8", as for FusedResNet.from_model.
+        budget: For tune="missing", as are the next three: the limits of a run for each input shape, as in TuneLimits.
+        trials: See `budget`.
+        jobs: See `budget`.
+        only: See `budget`.
         calibration: For "int8" and "fp8": the scales that fused_resnet.calibrate returned.
-        graph: On a GPU, replay the network as a CUDA graph.
+        memory_format: Memory format of results with four dimensions; that of the plain network's by default.
         direct_gradients: On a GPU, let the backward pass of a small training step store the gradients of parameters
             itself, which saves the host autograd's work for each parameter. torch.autograd.grad and
             backward(inputs=...) then do not find these parameters, and hooks on their AccumulateGrad nodes do not run.
             A step whose parameters have hooks, or of DistributedDataParallel, runs without it.
-        plans: Number of plans to keep, one for each input shape and, on a GPU, stream.
-        trusted_keys: Public keys, one of which must have signed the database.
     """
 
+    calibration: Mapping[str, float] | None = None
+    memory_format: torch.memory_format = torch.preserve_format
     tuning_db: str | os.PathLike[str] | None = None
     tune: str = "off"
     budget: str | float | None = None
-    precision: str | None = None
-    calibration: Mapping[str, float] | None = None
-    graph: bool = True
+    trials: int | None = None
+    jobs: int | None = None
+    only: Sequence[str] = ()
     direct_gradients: bool = False
-    plans: int = 16
-    trusted_keys: Sequence[str | os.PathLike[str]] = ()
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None) -> CompileOptions:
@@ -94,12 +95,12 @@ class CompileOptions:
             raise InputError("the option calibration takes the scales that fused_resnet.calibrate returned")
         check_precision(options.precision, options.calibration)
         if options.tunes:
-            _ = options.limits.seconds
+            _ = options.limits
             if options.trusted_keys:
                 raise InputError("a database that is being tuned has no signature: leave out trusted_keys or tune")
             create(options.database)
-        elif options.budget is not None:
-            raise InputError("the option budget is for tune='missing': leave it out, or give that, too")
+        elif options.limits != TuneLimits():
+            raise InputError("the options budget, trials, jobs and only are for tune='missing': give that, too")
         elif options.tuning_db is None and "://" not in options.database and not Path(options.database).exists():
             raise DatabaseError(
                 f"no tuning database at {options.database}: give options={{'tuning_db': PATH}}, set AUTOTUNE_DB, or "
@@ -120,7 +121,7 @@ class CompileOptions:
     @property
     def limits(self) -> TuneLimits:
         """The limits of tuning runs."""
-        return TuneLimits(self.budget)
+        return TuneLimits(self.budget, self.trials, self.jobs, self.only)
 
 
 def autotune(
@@ -205,7 +206,7 @@ def _training_step(graph_module: fx.GraphModule, example_inputs: Sequence[Any], 
                 "`autotune tune --train`, unless torch's are faster",
                 stacklevel=3,
             )
-    return compile_step(graph_module, example_inputs, winners, device, options.graph, options.direct_gradients)
+    return compile_step(graph_module, example_inputs, winners, device, options.cuda_graphs, options.direct_gradients)
 
 
 def _training_device(tensors: Sequence[torch.Tensor], options: CompileOptions) -> torch.device:
@@ -289,10 +290,11 @@ class CompiledGraph:
         fused = kind(
             options.database,
             source,
-            graph=options.graph,
-            plans=options.plans,
-            memory_format=torch.preserve_format,
+            cuda_graphs=options.cuda_graphs,
+            max_plans=options.max_plans,
+            memory_format=options.memory_format,
             trusted_keys=options.trusted_keys,
+            compile=options.compile,
         )
         if isinstance(fused, _TunedAtFirstCall):
             fused.limits, fused.started = options.limits, self._started
@@ -345,7 +347,7 @@ def _captured(network: FusedResNet, inputs: Sequence[torch.Tensor]) -> Network:
         raise CaptureError("the graph has no input")
     if len(dtypes := {one.dtype for one in inputs if one.is_floating_point()}) > 1:
         raise CaptureError(f"its inputs are in several dtypes: {', '.join(sorted(map(str, dtypes)))}")
-    return network.network(*inputs)
+    return network._network(*inputs)
 
 
 def _refusal(network: FusedResNet, inputs: Sequence[torch.Tensor]) -> str | None:

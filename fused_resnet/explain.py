@@ -20,6 +20,7 @@ class LayerRow:
 
     Attributes:
         layer: Name of the layer.
+        problem: What it computes: the text of the problem in the database.
         dtype: Dtype of its operands.
         kernel: The candidate that runs it, with its config and launch parameters.
         source: Where the choice comes from: "tuned", "batch 128", "batch 128 on DEVICE", or "untuned".
@@ -29,6 +30,7 @@ class LayerRow:
     """
 
     layer: str
+    problem: str
     dtype: str
     kernel: str
     source: str
@@ -150,7 +152,9 @@ def _row(item: BoundLayer, store: Database, device: Device | None) -> LayerRow:
         best = _least_us(problem, store, device, least)
         loss = max(0.0, expected / best - 1) if best else None
     share = least / expected if least is not None and expected else None
-    return LayerRow(item.layer.name, problem.dtype, str(choice.candidate), choice.source, expected, loss, share)
+    return LayerRow(
+        item.layer.name, str(problem), problem.dtype, str(choice.candidate), choice.source, expected, loss, share
+    )
 
 
 def _least_us(problem: Problem, store: Database, device: Device | None, limit: float | None) -> float | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import nn
@@ -20,8 +20,9 @@ from fused_resnet import torch_op
 from fused_resnet.arguments import ONE_TENSOR, Signature, check_arguments, positions, put_together, take_apart
 from fused_resnet.call_cache import CallCache, is_contiguous
 from fused_resnet.input_tensors import autocast, check_input, current_stream
-from fused_resnet.model_source import Captured, ModelSource, Named
+from fused_resnet.model_source import Captured, ModelSource, Named, check_precision
 from fused_resnet.module_state import module_state
+from fused_resnet.options import RunKeywords, RunOptions
 from fused_resnet.plan_warnings import warn_of_plan
 from fused_resnet.result_tensors import converted, empty_result, fits, mark_written
 from fused_resnet.torch_op import InputError
@@ -63,16 +64,7 @@ class FusedResNet(nn.Module):
         tuning_db: Path or URL of a database made by `autotune tune`.
         model: Name of the network, as in `autotune tune`; `from_model` takes any module.
         in_channels: Number of channels of the input.
-        graph: On a GPU, replay the network as a CUDA graph.
-        plans: Number of plans to keep, one for each input shape and, on a GPU, stream; the most recently used stay.
-        precision: "tf32" to round the factors of a float32 module's products to TF32; None for the module's dtype.
-            "int8" and "fp8" need `from_model`.
-        memory_format: Memory format of results with four dimensions; torch.preserve_format for that of the plain
-            network's. Formats other than torch.channels_last cost a copy.
-        trusted_keys: Public keys, one of which must have signed the database: PEM files, their text, or base64. Without
-            any, those of the environment variable AUTOTUNE_TRUSTED_KEYS. docs/guide/databases.md describes signatures.
-        inductor: Compile by Inductor what the database says is fastest so, and networks without any tuned layer. False
-            never compiles; None does unless the environment variable AUTOTUNE_INDUCTOR is 0.
+        options: Those of `fused_resnet.RunOptions`. The precisions "int8" and "fp8" need `from_model`.
 
     Raises:
         DatabaseError: The database does not exist, cannot be read, or is not signed by one of the keys.
@@ -83,7 +75,6 @@ class FusedResNet(nn.Module):
     _cache: CallCache
     _positions: tuple[str, ...]
     _source: ModelSource
-    _format_name = str(torch.channels_last)  # a name, because torch.save cannot store a torch.memory_format
     _num_compiled = 0
 
     def __init__(
@@ -91,25 +82,24 @@ class FusedResNet(nn.Module):
         tuning_db: str | os.PathLike[str],
         model: str | ModelSource = "se_resnet9_fixup",
         in_channels: int = 3,
-        graph: bool = True,
-        plans: int = 16,
-        precision: str | None = None,
-        memory_format: torch.memory_format = torch.channels_last,
-        trusted_keys: Sequence[str | os.PathLike[str]] = (),
-        inductor: bool | None = None,
+        **options: Unpack[RunKeywords],
     ) -> None:
         super().__init__()
         if not isinstance(tuning_db, str | os.PathLike):
             raise InputError(f"tuning_db is {tuning_db!r}: give the path or URL of a database made by `autotune tune`")
-        self.tuning_db, self.trusted_keys = os.fspath(tuning_db), public_keys(trusted_keys)
+        chosen = RunOptions(**options)
+        self.tuning_db, self.trusted_keys = os.fspath(tuning_db), public_keys(chosen.trusted_keys)
         with self._database():
             pass  # a database that cannot be read raises here rather than at the first call
         watch_optimizers()
-        self.graph, self.plans, self._format_name = graph, plans, str(memory_format)
-        self.inductor = inductor
-        source: ModelSource = Named(model, in_channels, precision) if isinstance(model, str) else model
-        self._source = source
-        self._share_tensors(source.module)
+        if isinstance(model, str):
+            self._source: ModelSource = Named(model, in_channels, chosen.precision)
+            check_precision(chosen.precision, chosen.calibration)
+        else:
+            self._source = model
+        self._cuda_graphs, self._max_plans, self._compile = chosen.cuda_graphs, chosen.max_plans, chosen.compile
+        self._format_name = str(chosen.memory_format)  # a name, because torch.save cannot store a torch.memory_format
+        self._share_tensors(self._source.module)
         add_hook: Callable[..., object] = self.register_load_state_dict_post_hook
         add_hook(_rebind)
         self._begin()
@@ -131,13 +121,7 @@ class FusedResNet(nn.Module):
         tuning_db: str | os.PathLike[str],
         replace: Mapping[str, nn.Module] | None = None,
         name: str = "",
-        graph: bool = True,
-        plans: int = 16,
-        precision: str | None = None,
-        calibration: Iterable[Any] | Mapping[str, float] | None = None,
-        memory_format: torch.memory_format = torch.channels_last,
-        trusted_keys: Sequence[str | os.PathLike[str]] = (),
-        inductor: bool | None = None,
+        **options: Unpack[RunKeywords],
     ) -> FusedResNet:
         """Return a copy of any module for inference, with the same state_dict, on tuned kernels.
 
@@ -150,14 +134,7 @@ class FusedResNet(nn.Module):
             replace: Replacement for each submodule whose path matches a pattern (`*` matches any text): a module, or
                 `fused_resnet.Activation` for an epilogue step of your own.
             name: Name of the model in messages; its class name by default.
-            graph: On a GPU, replay the network as a CUDA graph.
-            plans: Number of plans to keep, one for each input shape and, on a GPU, stream.
-            precision: None for the module's dtype, "tf32" for a float32 module, "int8" or "fp8".
-            calibration: For "int8" and "fp8": batches of inputs like those to come, such as a DataLoader, or the scales
-                that `fused_resnet.calibrate` returned for them.
-            memory_format: Memory format of results with four dimensions; torch.preserve_format for that of the model's.
-            trusted_keys: Public keys, one of which must have signed the database, as for the class.
-            inductor: Whether Inductor may compile, as for the class.
+            options: Those of `fused_resnet.RunOptions`.
 
         Raises:
             CaptureError: The module cannot be captured; the message names the submodule.
@@ -165,16 +142,9 @@ class FusedResNet(nn.Module):
             InputError: `precision` and `calibration` do not fit together or do not fit the module.
             UnknownNameError: There is no precision of this name.
         """
-        source = Captured.of(plain_of(model), replace or {}, name, precision, calibration)
-        return cls(
-            tuning_db,
-            source,
-            graph=graph,
-            plans=plans,
-            memory_format=memory_format,
-            trusted_keys=trusted_keys,
-            inductor=inductor,
-        )
+        chosen = RunOptions(**options)
+        source = Captured.of(plain_of(model), replace or {}, name, chosen.precision, chosen.calibration)
+        return cls(tuning_db, source, **options)
 
     # -- running ---------------------------------------------------------------------------------------------
 
@@ -258,7 +228,7 @@ class FusedResNet(nn.Module):
             results = torch_op.call([autocast(self, x) for x in inputs], self._number, arguments)
         elif all(x.numel() for x in inputs):
             try:
-                results = self.run(inputs, arguments, out)
+                results = self._run(inputs, arguments, out)
             except LayerError as error:  # torch's own operators failed as a layer, where eager torch may run them
                 warnings.warn(f"the call runs as torch runs the model, because {error}", stacklevel=2)
                 result = self._on_torch(inputs, arguments)
@@ -304,7 +274,7 @@ class FusedResNet(nn.Module):
 
             winners = Winners(self.tuning_db, self.trusted_keys)
             found = winners.trains(x.device)
-            self._trainable[x.device] = trainable(plain, winners, x.device, self.graph) if found else plain
+            self._trainable[x.device] = trainable(plain, winners, x.device, self._cuda_graphs) if found else plain
         return self._trainable[x.device]
 
     def _finish(
@@ -320,7 +290,7 @@ class FusedResNet(nn.Module):
             results = converted(results, inputs, result.channels_last, memory_format)
         return result.contain(inputs, results)
 
-    def run(
+    def _run(
         self, inputs: Sequence[torch.Tensor], arguments: str, out: torch.Tensor | None = None
     ) -> list[torch.Tensor]:
         """Return the tensors that the layers compute in eval mode, outside any tracer.
@@ -378,7 +348,7 @@ class FusedResNet(nn.Module):
             cache.use_fast_path(inputs[0], context)
         return results
 
-    def like_results(self, inputs: Sequence[torch.Tensor], arguments: str) -> list[torch.Tensor]:
+    def _like_results(self, inputs: Sequence[torch.Tensor], arguments: str) -> list[torch.Tensor]:
         """Return empty results for a call, which tracers need."""
         x = inputs[0]
         if arguments == ONE_TENSOR and not isinstance(x.shape[0], int):
@@ -399,11 +369,11 @@ class FusedResNet(nn.Module):
         """
         from fused_resnet.explain import explain
 
-        _, context, _ = self.context(*args, **kwargs)
+        _, context, _ = self._bound(*args, **kwargs)
         with self._database() as store:
             return explain(context, store)
 
-    def context(self, *args: Any, **kwargs: Any) -> tuple[list[torch.Tensor], ExecutionContext, int]:
+    def _bound(self, *args: Any, **kwargs: Any) -> tuple[list[torch.Tensor], ExecutionContext, int]:
         """Return the inputs as the context takes them, the context on the current stream, and that stream's handle."""
         arguments, inputs = take_apart(self._positions, args, kwargs)
         cache = self._cache
@@ -424,7 +394,7 @@ class FusedResNet(nn.Module):
         """The network in plain torch, with this module's parameters."""
         return self._source.module
 
-    def network(self, *args: Any, **kwargs: Any) -> Network:
+    def _network(self, *args: Any, **kwargs: Any) -> Network:
         """Return the layers, and alternatives to them, for calls like this one.
 
         Raises:
@@ -494,7 +464,7 @@ class FusedResNet(nn.Module):
                 return taken, known, cache
             plan = plan or self._bind(taken, arguments)
             context = ExecutionContext(plan, plan.graph)
-            cache.add(taken, arguments, stream, context, self.plans)
+            cache.add(taken, arguments, stream, context, self._max_plans)
             return taken, context, cache
 
     def _context_of_capture(self, plan: NetworkPlan | None) -> ExecutionContext:
@@ -520,11 +490,11 @@ class FusedResNet(nn.Module):
             as_is = self.memory_format is torch.channels_last or all(len(one.shape) != 4 for one in network.results)
             self._cache.bare = self._cache.bare and is_tensor and as_is
         device, last = inputs[0].device, [i for i, x in enumerate(inputs) if not x.is_contiguous()]
-        wanted = inductor.is_wanted(self.inductor)
+        wanted = inductor.is_wanted(self._compile)
         compiles = wanted and self._num_compiled < _MAX_COMPILED_PLANS
         with self._database() as store, torch.inference_mode(False), torch.no_grad():
             # The plain network's tensors, because replicas of torch.nn.DataParallel have no named ones of their own.
-            plan = NetworkPlan(network, state, store, device, self.graph, last, compiles, self._avoided)
+            plan = NetworkPlan(network, state, store, device, self._cuda_graphs, last, compiles, self._avoided)
             is_compiled = any(bound.choice.candidate.compiled for bound in plan.bound)
             self._num_compiled += is_compiled
             limit = _MAX_COMPILED_PLANS if wanted and not is_compiled and not compiles else None

@@ -17,7 +17,7 @@ from fused_resnet import FusedResNet
 
 def of_fused(network: FusedResNet, x: torch.Tensor) -> Subject:
     """Return the subject that profiles a FusedResNet layer by layer, for inputs like x."""
-    given, context, stream = network.context(x)
+    given, context, stream = network._bound(x)
     plan = context.plan
     layers_run = context.singly(given, [torch.empty_like(one) for one in context.templates], stream)
 

@@ -25,10 +25,10 @@ class InputError(AutotuneError, ValueError):
 class TraceableNetwork(Protocol):
     """A network that tracers record as one operator."""
 
-    def run(self, inputs: Sequence[torch.Tensor], arguments: str) -> list[torch.Tensor]:
+    def _run(self, inputs: Sequence[torch.Tensor], arguments: str) -> list[torch.Tensor]:
         """Return the tensors that the layers compute for a call."""
 
-    def like_results(self, inputs: Sequence[torch.Tensor], arguments: str) -> list[torch.Tensor]:
+    def _like_results(self, inputs: Sequence[torch.Tensor], arguments: str) -> list[torch.Tensor]:
         """Return tensors with the results' shapes, dtypes and strides, fake if the inputs are."""
 
 
@@ -95,11 +95,11 @@ def _find(number: int) -> TraceableNetwork:
 
 
 def _run(inputs: Sequence[torch.Tensor], network: int, arguments: str) -> list[torch.Tensor]:
-    return _find(network).run(inputs, arguments)
+    return _find(network)._run(inputs, arguments)
 
 
 def _fake(inputs: Sequence[torch.Tensor], network: int, arguments: str) -> list[torch.Tensor]:
-    return _find(network).like_results(inputs, arguments)
+    return _find(network)._like_results(inputs, arguments)
 
 
 def _without_gradient(inputs: Sequence[torch.Tensor], network: int, arguments: str) -> list[torch.Tensor]:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import nn
 
-from autotune.core import paths, seconds_of
+from autotune.core import paths
 from autotune.ir import Network, Problem
 from fused_resnet.model_source import Captured
 from fused_resnet.module import FusedResNet, plain_of
+from fused_resnet.options import RunOptions, TuneKeywords, TuneLimits, apart
 from fused_resnet.torch_op import InputError
 from tuning_db import public_keys
 from tuning_db.location import is_address, is_remote
@@ -29,62 +29,14 @@ if TYPE_CHECKING:
 Location = str | os.PathLike[str]
 
 
-@dataclass(frozen=True)
-class TuneLimits:
-    """The limits of a tuning run; None for the defaults of `autotune tune`.
-
-    Attributes:
-        budget: Time of the run for one input shape: seconds, or text such as "90s" or "5m".
-        trials: Number of configs that may be tried for a problem.
-        jobs: Number of compilers that run at the same time.
-        only: Names of the families to try; if empty, all apart from those that must be named.
-    """
-
-    budget: str | float | None = None
-    trials: int | None = None
-    jobs: int | None = None
-    only: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Check the numbers; raises InputError for one below 1."""
-        for name, count in (("trials", self.trials), ("jobs", self.jobs)):
-            if count is not None and count < 1:
-                raise InputError(f"{name} is {count}, and must be at least 1: leave it out for the default")
-
-    @property
-    def seconds(self) -> float | None:
-        """The budget in seconds; raises InputError if it is not a time."""
-        try:
-            return None if self.budget is None else seconds_of(self.budget)
-        except ValueError as error:
-            raise InputError(f"budget: {error}") from error
-
-    @property
-    def families(self) -> tuple[str, ...]:
-        """The families to try; raises UnknownNameError for one that does not exist."""
-        if not self.only:
-            return ()
-        from autotune.families import family
-
-        return tuple(family(name).name for name in self.only)
-
-
 def tune(
     model: nn.Module,
     example_inputs: torch.Tensor | Sequence[torch.Tensor],
     tuning_db: Location | None = None,
     *,
-    budget: str | float | None = None,
-    trials: int | None = None,
-    jobs: int | None = None,
-    only: Sequence[str] = (),
     replace: Mapping[str, nn.Module] | None = None,
     name: str = "",
-    graph: bool = True,
-    plans: int = 16,
-    precision: str | None = None,
-    calibration: Iterable[Any] | Mapping[str, float] | None = None,
-    memory_format: torch.memory_format = torch.channels_last,
+    **options: Unpack[TuneKeywords],
 ) -> FusedResNet:
     """Tune what a database lacks for a model and one input shape, and return the model on the tuned kernels.
 
@@ -95,18 +47,10 @@ def tune(
         example_inputs: The input, or a tuple of the inputs; their shapes, dtype and device count, not their values.
         tuning_db: Path or URL of the database, which is made if it is missing. Without one, that of the environment
             variable AUTOTUNE_DB, or else autotune/tuning.db in the user's cache.
-        budget: Time of the call: seconds, or text such as "90s" or "5m"; 6 minutes on a GPU and 90 seconds on a CPU by
-            default.
-        trials: Number of configs that may be tried for a layer.
-        jobs: Number of compilers that run at the same time; all cores by default.
-        only: Names of the kernel families to try.
-        replace: As for `FusedResNet.from_model`, and so are the arguments that follow.
+        replace: As for `FusedResNet.from_model`.
         name: Name of the model in messages.
-        graph: On a GPU, replay the network as a CUDA graph.
-        plans: Number of plans to keep.
-        precision: None, "tf32", "int8" or "fp8".
-        calibration: For "int8" and "fp8".
-        memory_format: Memory format of results with four dimensions.
+        options: Those of `fused_resnet.RunOptions` and `fused_resnet.TuneLimits`. The budget counts from this call; it
+            is 6 minutes on a GPU and 90 seconds on a CPU by default.
 
     Raises:
         CaptureError: The module cannot be captured.
@@ -116,18 +60,16 @@ def tune(
         UnknownNameError: There is no family of a name in `only`.
     """
     started = time.monotonic()
-    if isinstance(only, str):
-        raise InputError(f"only={only!r} is a text: give a list of names, such as only=[{only!r}]")
-    limits = TuneLimits(budget, trials, jobs, tuple(only))
-    _ = limits.seconds, limits.families  # what is no time or no family is refused before anything is made
+    run, limits = apart(options)
+    chosen = RunOptions(**run)
     inputs = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
     if not inputs or not all(isinstance(one, torch.Tensor) for one in inputs):
         raise InputError("example_inputs holds no tensor, or something else: give a tensor or a tuple of tensors")
     where = database(tuning_db)
-    source = Captured.of(plain_of(model), replace or {}, name, precision, calibration)
+    source = Captured.of(plain_of(model), replace or {}, name, chosen.precision, chosen.calibration)
     create(where)
-    fused = FusedResNet(where, source, graph=graph, plans=plans, memory_format=memory_format)
-    tune_missing(fused.network(*inputs), inputs[0].device, where, limits, started)
+    fused = FusedResNet(where, source, **run)
+    tune_missing(fused._network(*inputs), inputs[0].device, where, limits, started)
     return fused
 
 

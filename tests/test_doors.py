@@ -129,7 +129,7 @@ def test_all_doors_request_the_same(name, empty_db):
     [by_command] = requested("--model", text, "--input", ",".join(map(str, shape)), "--batch", str(BATCH))
     model, x = models.load_model(text), torch.randn(BATCH, *shape)
     captured = {
-        "tune": FusedResNet.from_model(model, empty_db).network(x),
+        "tune": FusedResNet.from_model(model, empty_db)._network(x),
         "backend": backends_network(model, x, empty_db),
     }
     with Store.create(empty_db) as store:

@@ -91,7 +91,7 @@ def measure(network: FusedResNet, x: torch.Tensor, calls: int) -> dict[str, floa
     """Return the microseconds of a call and of its parts."""
     with torch.inference_mode():
         out = network(x)
-        given, context, stream = network.context(x)
+        given, context, stream = network._bound(x)
         parts: dict[str, Callable[[], object]] = {
             "call": lambda: network(x),
             "call with out=": lambda: network(x, out=out),

@@ -29,7 +29,7 @@ def main(database: str, batch: int, name: str) -> dict[str, float]:
     clock.append(time.perf_counter())
     network = FusedResNet(database).to(device, dtype)
     clock.append(time.perf_counter())
-    network.context(x)
+    network._bound(x)
     clock.append(time.perf_counter())
     network(x).sum().item()
     clock.append(time.perf_counter())
@@ -40,7 +40,7 @@ def main(database: str, batch: int, name: str) -> dict[str, float]:
 
     start = time.perf_counter()
     with open_reader(database) as found:
-        layers, settled = select(found, network.network(x), device)
+        layers, settled = select(found, network._network(x), device)
         for layer in layers:
             if layer.name not in settled:
                 next(choices(found, layer.problem, device))

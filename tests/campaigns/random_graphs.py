@@ -200,7 +200,7 @@ def allowed_error(model: nn.Module, x: torch.Tensor, expected: torch.Tensor) -> 
 
 def _alternatives(network: FusedResNet, x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the result with each alternative in the place of the layers that it replaces."""
-    captured = network.network(x)
+    captured = network._network(x)
     for alternative in captured.alternatives:
         taken = dataclasses.replace(captured, layers=captured.layers_with([alternative.name]), alternatives=())
         with open_reader(network.tuning_db) as store:
@@ -218,8 +218,8 @@ def outcome(seed: int, database: Path, device: torch.device, blocks: int = BLOCK
     model, x = draw(seed, blocks)
     model, x = model.to(device, dtype), x.to(device, dtype)
     try:
-        network = FusedResNet.from_model(model, database, inductor=False).to(device, dtype)
-        _, context, _ = network.context(x)
+        network = FusedResNet.from_model(model, database, compile=False).to(device, dtype)
+        _, context, _ = network._bound(x)
         result.layers, result.native = (
             len(context.plan.bound),
             sum(b.step.kernel is not None for b in context.plan.bound),
@@ -294,7 +294,7 @@ def _write_problems(seeds: range, device: torch.device, options: argparse.Namesp
     with given_or_empty(None) as database:
         for seed in seeds:
             model, x = draw(seed, options.blocks)
-            network = FusedResNet.from_model(model.to(dtype), database).network(x.to(dtype))
+            network = FusedResNet.from_model(model.to(dtype), database)._network(x.to(dtype))
             problems = [layer.problem for layer in network.all_layers if not isinstance(layer.problem, TorchCall)]
             texts |= {str(problem): None for problem in problems if "@" not in str(problem)}
     options.problems.write_text("\n".join(texts) + "\n")

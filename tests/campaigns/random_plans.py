@@ -214,7 +214,7 @@ def main(options: argparse.Namespace) -> int:
     se_resnet9_fixup.calibrate(model.module, torch.randn(8, *model.shape, generator=generator))
     x = torch.randn(options.batch, *model.shape, generator=generator).to(device, dtype)
     fused = model.fused(str(options.db)).to(device, dtype)
-    network, state, module = fused.network(x), module_state(fused), model.module.to(device, dtype)
+    network, state, module = fused._network(x), module_state(fused), model.module.to(device, dtype)
     expected = exact(module, x)
     allowed = allowed_error(module, x, expected)
     wrong, ratio, layers, native = 0, 0.0, 0, 0

@@ -114,14 +114,14 @@ def outcome(
     try:
         expected = [exact(model, x) for x in inputs]
         allowed = allowed_error(model, inputs[0], expected[0])
-        network = FusedResNet.from_model(model, database, inductor=False).to(device, dtype)
+        network = FusedResNet.from_model(model, database, compile=False).to(device, dtype)
         torch._dynamo.reset()
         compiled = torch.compile(model, backend="autotune", options={"tuning_db": str(database)})
         with torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("error", "backend='autotune' ")  # a graph that is left to Inductor
             for door in (network, compiled):
                 errors += [relative_error(door(x), y) for x, y in zip(inputs, expected, strict=True)]
-        layers = len(network.network(inputs[0]).layers)
+        layers = len(network._network(inputs[0]).layers)
         return dataclasses.replace(found, layers=layers, errors=tuple(errors), allowed=allowed)
     except Exception as error:  # any exception is a finding
         return dataclasses.replace(found, errors=tuple(errors), failure=f"{type(error).__name__}: {one_line(error)}")

@@ -269,11 +269,11 @@ def test_the_key_of_a_network(empty_db):
     """One input has the text that databases hold; the batch is that of the first input in floating point."""
     network = FusedResNet.from_model(Model(lambda m, x, z, *_: m.conv(x if z is None else z)).eval(), empty_db)
     x = torch.randn(2, *IMAGE)
-    assert str(network.network(x).identity).rpartition(" ")[0] == "Model n=2 input=3x8x8 dtype=f32"
-    both = network.network(torch.zeros(9, 4).long(), x)
+    assert str(network._network(x).identity).rpartition(" ")[0] == "Model n=2 input=3x8x8 dtype=f32"
+    both = network._network(torch.zeros(9, 4).long(), x)
     assert str(both.identity).rpartition(" ")[0] == "Model n=2 input=4:i64 input1=3x8x8 dtype=f32"
     assert both.callers == ("input", "input1", "output") and both.results == (CallerTensor((2, 8, 8, 8), "f32"),)
-    assert both.with_batch(5) == network.network(torch.zeros(9, 4).long(), torch.randn(5, *IMAGE))
+    assert both.with_batch(5) == network._network(torch.zeros(9, 4).long(), torch.randn(5, *IMAGE))
 
 
 def test_the_text_of_arguments():

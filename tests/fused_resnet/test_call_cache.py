@@ -44,7 +44,7 @@ def test_an_older_torch_takes_the_long_way(tuned_db, monkeypatch):
 
 
 def test_the_engine_forgets_what_is_no_longer_kept(tuned_db):
-    network = FusedResNet(tuned_db, plans=1)
+    network = FusedResNet(tuned_db, max_plans=1)
     network(images(1))
     network(images(2))
     assert shortly(network, images(1)) is None
@@ -53,7 +53,7 @@ def test_the_engine_forgets_what_is_no_longer_kept(tuned_db):
 def test_a_cache_that_a_thread_still_holds_keeps_no_plan(tuned_db):
     network = fused(tuned_db)
     network(images(1))
-    held, plan = network._cache, weakref.ref(network.context(images(1))[1].plan)
+    held, plan = network._cache, weakref.ref(network._bound(images(1))[1].plan)
     network.rebind()
     gc.collect()
     assert plan() is None and held is not network._cache
@@ -86,7 +86,7 @@ def test_whoever_changes_what_a_call_does_is_heard(tuned_db):
 
 
 def test_only_so_many_plans_are_kept(tuned_db):
-    network = FusedResNet(tuned_db, plans=3)
+    network = FusedResNet(tuned_db, max_plans=3)
     for n in (1, 2, 3, 4, 2, 5):
         network(images(n))
     assert sorted(inputs[0][0][0] for _, _, inputs in network._cache.contexts) == [2, 4, 5]

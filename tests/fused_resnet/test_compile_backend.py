@@ -109,9 +109,9 @@ def test_the_network_is_the_one_that_a_capture_of_the_model_gives(empty_db, boun
     model = Net().eval()
     with torch.no_grad():
         compiled(model, empty_db)(images(3))
-    expected = FusedResNet.from_model(model, empty_db).network(images(3))
+    expected = FusedResNet.from_model(model, empty_db)._network(images(3))
     # The alternative of torch's operators lists them as the graph has them, which is not as torch.export does.
-    assert bound[0].network(images(3)).without_whole == expected.without_whole
+    assert bound[0]._network(images(3)).without_whole == expected.without_whole
 
 
 def of_attributes(model, database):
@@ -146,7 +146,7 @@ def test_models_that_share_a_graph_keep_their_own_plans(empty_db, bound, no_indu
             for block, one in zip(blocks, fast, strict=True):
                 assert_same(block, one, x)
         assert len(bound) == 3 and counters["stats"]["unique_graphs"] == 1 and not no_inductor
-        assert len({id(one.network(x)) for one in bound}) == 1  # captured once
+        assert len({id(one._network(x)) for one in bound}) == 1  # captured once
 
 
 def test_weights_that_no_model_holds_any_more_are_released(empty_db):
@@ -200,7 +200,7 @@ def test_results_have_the_models_memory_format(empty_db):
 def test_tf32_has_problems_of_its_own(empty_db, bound):
     with torch.no_grad():
         compiled(Net().eval(), empty_db, precision="tf32")(images(2))
-    assert {layer.problem.dtype for layer in bound[0].network(images(2)).layers} >= {"tf32"}
+    assert {layer.problem.dtype for layer in bound[0]._network(images(2)).layers} >= {"tf32"}
 
 
 def test_int8_takes_the_scales_of_a_calibration(empty_db):
@@ -360,7 +360,7 @@ def test_gradients_that_nothing_needs_are_no_training(empty_db, bound, no_induct
         ({"tunign_db": "x"}, InputError, "unknown option 'tunign_db'.*tuning_db, tune, budget"),
         ({"tune": "all"}, UnknownNameError, "unknown option tune 'all': choose one of off, missing"),
         ({"tune": "missing", "budget": "soon"}, InputError, "'soon' is not a time"),
-        ({"budget": "9s"}, InputError, "budget is for tune='missing'"),
+        ({"budget": "9s"}, InputError, "budget, trials, jobs and only are for tune='missing'"),
         ({"precision": "int4"}, UnknownNameError, "int4"),
         ({"precision": "int8"}, InputError, "needs calibration"),
         ({"precision": "fp8"}, InputError, "precision='fp8' needs calibration"),

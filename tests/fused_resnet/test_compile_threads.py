@@ -18,8 +18,8 @@ def test_threads_call_a_warm_module_with_changing_sizes(empty_db, monkeypatch):
     monkeypatch.setenv("AUTOTUNE_INDUCTOR", "0")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1)).eval()
-    compiled = torch.compile(model, backend="autotune", options={"tuning_db": str(empty_db), "plans": 64})
-    captured = FusedResNet.from_model(model, empty_db, inductor=False)
+    compiled = torch.compile(model, backend="autotune", options={"tuning_db": str(empty_db), "max_plans": 64})
+    captured = FusedResNet.from_model(model, empty_db, compile=False)
     inputs = [torch.randn(n, 3, size, size) for n in range(2, 10) for size in (8, 9, 10)]
     with torch.no_grad():
         expected = [model(x) for x in inputs]

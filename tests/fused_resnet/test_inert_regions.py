@@ -54,7 +54,7 @@ def test_they_are_captured(door, kind, empty_db):
     if door == "compile":
         fast = torch.compile(model, backend="autotune", options={"tuning_db": str(empty_db)})
     else:
-        fast = FusedResNet.from_model(model, empty_db, inductor=False)
+        fast = FusedResNet.from_model(model, empty_db, compile=False)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("error", "backend='autotune' ")  # no graph is left to Inductor
         for n in (2, 3):

@@ -159,7 +159,7 @@ def normed(depth):
 
 def test_first_calls_of_several_networks_in_parallel(empty_db):
     x, models = torch.randn(1, 3, 8, 8), [normed(4) for _ in range(4)]
-    networks = [FusedResNet.from_model(model, empty_db, inductor=False) for model in models]
+    networks = [FusedResNet.from_model(model, empty_db, compile=False) for model in models]
     barrier, found = threading.Barrier(4), {}
 
     def work(i):
@@ -173,9 +173,9 @@ def test_first_calls_of_several_networks_in_parallel(empty_db):
 
 
 def test_a_plan_outlasts_the_capture_of_another_shape_beside_it(empty_db):
-    network, x = FusedResNet.from_model(normed(8), empty_db, inductor=False), torch.randn(1, 3, 8, 8)
+    network, x = FusedResNet.from_model(normed(8), empty_db, compile=False), torch.randn(1, 3, 8, 8)
     network(x)
-    _, context, _ = network.context(x)
+    _, context, _ = network._bound(x)
     done = threading.Event()
 
     def calls():
@@ -190,4 +190,4 @@ def test_a_plan_outlasts_the_capture_of_another_shape_beside_it(empty_db):
     finally:
         done.set()
         caller.join(HANG)
-    assert network.context(x)[1] is context
+    assert network._bound(x)[1] is context

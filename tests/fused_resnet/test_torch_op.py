@@ -130,7 +130,7 @@ class Averaged(torch.nn.Conv2d):
 
 
 def test_a_result_without_the_batch_has_its_own_shape_in_traced_code(empty_db):
-    network = FusedResNet.from_model(Averaged(3, 8, 1).eval(), empty_db, inductor=False)
+    network = FusedResNet.from_model(Averaged(3, 8, 1).eval(), empty_db, compile=False)
 
     def sizes(x):
         y = network(x)

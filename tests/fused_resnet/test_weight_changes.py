@@ -29,7 +29,7 @@ class Network(nn.Module):
 
 
 def fused_model(model, database):
-    return FusedResNet.from_model(model, database, inductor=False)
+    return FusedResNet.from_model(model, database, compile=False)
 
 
 def compiled_model(model, database):

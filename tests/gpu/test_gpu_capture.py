@@ -60,7 +60,7 @@ def test_logits_are_as_good_as_torchs(name, empty_db):
 @pytest.mark.parametrize("name", WHOLLY_OURS)
 def test_nothing_is_left_to_torch(name, empty_db):
     network = FusedResNet.from_model(model(name), empty_db)
-    layers = network.network(images(1, size=224)).layers  # smaller ones must be enlarged before vgg's linear layers
+    layers = network._network(images(1, size=224)).layers  # smaller ones must be enlarged before vgg's linear layers
     assert [layer.name for layer in layers if isinstance(layer.problem, TorchCall)] == []
 
 
@@ -169,7 +169,7 @@ def test_tuned_kernels_run_a_captured_network(folders):
     network = FusedResNet.from_model(module, path).half()
     x = images(8, seed=4).half()
     assert_as_good_as_torch(network, module, x)
-    ours = network.network(x)
+    ours = network._network(x)
     with Store.open(path) as store:
         (device,) = store.devices()
         assert store.plan(device, ours.key) is not None

@@ -51,7 +51,7 @@ def images(seed, memory_format=torch.contiguous_format):
 @torch.no_grad()
 def test_each_run_reads_and_writes_the_callers_tensors(empty_db, memory_format, inductor):
     module = Sums().eval().cuda()
-    network = FusedResNet.from_model(module, empty_db, inductor=inductor)
+    network = FusedResNet.from_model(module, empty_db, compile=inductor)
     kept = [(x, network(x)) for x in (images(seed, memory_format) for seed in range(6))]
     assert len({y.data_ptr() for _, ys in kept for y in ys}) == 12
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
@@ -63,10 +63,10 @@ def test_each_run_reads_and_writes_the_callers_tensors(empty_db, memory_format, 
 @torch.no_grad()
 def test_the_fast_path_runs_what_torch_captured(empty_db):
     module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Softshrink()).eval().cuda()
-    network = FusedResNet.from_model(module, empty_db, inductor=False)
+    network = FusedResNet.from_model(module, empty_db, compile=False)
     inputs = [images(seed) for seed in range(3)]
     expected = [network(x) for x in inputs]  # the first call binds; the next ones are the engine's
-    _, context, _ = network.context(inputs[0])
+    _, context, _ = network._bound(inputs[0])
     assert context.direct is not None
     wrong = []
 
@@ -86,7 +86,7 @@ def test_the_fast_path_runs_what_torch_captured(empty_db):
 
 @torch.no_grad()
 def test_each_call_draws_new_random_numbers(empty_db):
-    network = FusedResNet.from_model(Dropped().eval().cuda(), empty_db, inductor=False)
+    network = FusedResNet.from_model(Dropped().eval().cuda(), empty_db, compile=False)
     x = images(0)
     results = [network(x) for _ in range(4)]
     assert all(0.4 < float((y == 0).float().mean()) < 0.6 for y in results)

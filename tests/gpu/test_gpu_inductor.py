@@ -18,10 +18,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*is not tuned
 def test_an_untuned_network_is_right_in_each_memory_format(empty_db, inductor):
     plain, x = random_model(ARCHITECTURES["senet"](), size=16), images(2, 16)
     expected = copy.deepcopy(plain).double()(x.double())
-    network = FusedResNet.from_model(plain.cuda().half(), empty_db, inductor=inductor)
+    network = FusedResNet.from_model(plain.cuda().half(), empty_db, compile=inductor)
     for layout in (torch.contiguous_format, torch.channels_last):
         given = x.cuda().half().contiguous(memory_format=layout)
-        _, context, _ = network.context(given)
+        _, context, _ = network._bound(given)
         if inductor:
             assert isinstance(context.direct, Graph)
         for scale in (1, 2):  # the second replay reads another input

@@ -52,12 +52,12 @@ def test_matches_the_plain_network_as_well_as_torch_does(gpu_db, n, channels):
 @pytest.mark.parametrize("graph", [True, False])
 def test_right_without_any_tuned_kernel(empty_db, graph):
     x = images(3)
-    assert relative_error(fused(empty_db, graph=graph)(x), precise(x)) <= LIMIT
+    assert relative_error(fused(empty_db, cuda_graphs=graph)(x), precise(x)) <= LIMIT
 
 
 def test_graph_and_plain_launches_give_the_same_bits(net, gpu_db):
     x = images(BATCH)
-    assert torch.equal(fused(gpu_db, graph=False)(x), net(x))
+    assert torch.equal(fused(gpu_db, cuda_graphs=False)(x), net(x))
 
 
 def test_bf16(gpu_db):

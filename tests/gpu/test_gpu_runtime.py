@@ -25,7 +25,7 @@ def net(gpu_db):
 
 @pytest.fixture(scope="module", params=[True, False], ids=["graph", "launches"])
 def either(request, gpu_db):
-    return fused(gpu_db, graph=request.param)
+    return fused(gpu_db, cuda_graphs=request.param)
 
 
 def slow(x):
@@ -96,7 +96,7 @@ def test_the_first_that_a_thread_does_on_a_gpu(either):
 
 def test_plans_that_are_taken_away_while_they_run(gpu_db):
     """Two plans for four shapes and three threads: memory of a run must not be given to the next plan too early."""
-    network = fused(gpu_db, plans=2)
+    network = fused(gpu_db, max_plans=2)
     inputs = [images(n, seed=n) for n in (BATCH, 1, 3, 5)]
     expected = [network(x) for x in inputs]
     torch.cuda.synchronize()
@@ -114,7 +114,7 @@ def test_plans_that_are_taken_away_while_they_run(gpu_db):
 
 
 def test_plans_give_their_memory_back(gpu_db):
-    network = fused(gpu_db, plans=2)
+    network = fused(gpu_db, max_plans=2)
     for n in (64, 65):
         network(images(n))
     torch.cuda.synchronize()
@@ -237,8 +237,8 @@ several = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
 @pytest.mark.parametrize("graph", [True, False])
 def test_a_second_gpu_while_the_first_is_current(gpu_db, graph):
     x = images(BATCH)
-    expected = fused(gpu_db, graph=graph)(x)
-    network = fused(gpu_db, graph=graph).to("cuda:1")
+    expected = fused(gpu_db, cuda_graphs=graph)(x)
+    network = fused(gpu_db, cuda_graphs=graph).to("cuda:1")
     assert torch.cuda.current_device() == 0
     y = network(x.to("cuda:1"))
     assert y.device == torch.device("cuda:1") and torch.equal(y.to("cuda:0"), expected)
@@ -249,7 +249,7 @@ def test_a_second_gpu_while_the_first_is_current(gpu_db, graph):
 @several
 @pytest.mark.parametrize("graph", [True, False])
 def test_each_gpu_from_threads_of_its_own(gpu_db, graph):
-    one = fused(gpu_db, graph=graph)
+    one = fused(gpu_db, cuda_graphs=graph)
     networks = [one, copy.deepcopy(one).to("cuda:1")]
     x = images(BATCH)
     expected = one(x).cpu()
@@ -361,7 +361,7 @@ def test_a_captured_run_has_memory_of_its_own(either):
 
 
 def test_a_capture_outlives_its_plan(gpu_db):
-    network = fused(gpu_db, plans=1)
+    network = fused(gpu_db, max_plans=1)
     x = images(BATCH)
     y = network(x)
     torch.cuda.synchronize()

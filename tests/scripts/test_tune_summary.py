@@ -59,7 +59,7 @@ def test_the_printed_line_loads_the_network_as_it_was_tuned(tmp_path, precision)
     with Store.create(tmp_path / "a.db") as store:
         outcome, database, line = said_of(network, store)
     net = eval(line, {"FusedResNet": FusedResNet, "model": module, "batches": [x]})
-    assert net.network(x).key == network.key
+    assert net._network(x).key == network.key
     assert database == f"database {tmp_path / 'a.db'}"
     assert ("4.00x faster than torch's operators" in outcome) == (precision in (None, "tf32"))
     assert (f"torch only emulates {precision}" in outcome) == (precision in ("int8", "fp8"))

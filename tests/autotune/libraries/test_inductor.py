@@ -69,7 +69,7 @@ def kernels(network, x):
 @torch.no_grad()
 def test_a_random_network_compiled_as_a_whole(empty_db):
     plain, x = draw(8, blocks=1)
-    network = FusedResNet.from_model(plain, empty_db, inductor=True)
+    network = FusedResNet.from_model(plain, empty_db, compile=True)
     assert kernels(network, x) == ["inductor"]
     assert relative_error(network(x), exact(plain, x)) < 1e-5
     if x.dim() == 4:
@@ -100,7 +100,7 @@ def test_a_region_is_compiled_between_layers_on_other_operators(empty_db):
 def test_without_a_compiler_the_network_runs_as_in_torch_and_says_why(empty_db, monkeypatch):
     monkeypatch.setenv("CXX", "/nonexistent/c++ -O3")
     plain, x = model(), images()
-    network = FusedResNet.from_model(plain, empty_db, inductor=True)
+    network = FusedResNet.from_model(plain, empty_db, compile=True)
     with pytest.warns(UserWarning, match="1 from 'untuned'.*Inductor compiles nothing: .*/nonexistent/c") as caught:
         y = network(x)
     assert len(caught) == 1 and torch.equal(y, plain(x))
@@ -114,7 +114,7 @@ def test_a_failure_of_the_compiler_warns_once(empty_db, monkeypatch):
 
     monkeypatch.setattr(torch._inductor, "compile", fail)
     plain, x = model(), images()
-    network = FusedResNet.from_model(plain, empty_db, inductor=True)
+    network = FusedResNet.from_model(plain, empty_db, compile=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         y = network(x)
@@ -126,7 +126,7 @@ def test_a_failure_of_the_compiler_warns_once(empty_db, monkeypatch):
 
 def test_it_is_switched_off_by_the_argument_and_the_environment(empty_db, monkeypatch):
     plain, x = model(), images()
-    assert len(kernels(FusedResNet.from_model(plain, empty_db, inductor=False), x)) > 1
+    assert len(kernels(FusedResNet.from_model(plain, empty_db, compile=False), x)) > 1
     monkeypatch.setenv("AUTOTUNE_INDUCTOR", "0")
     assert len(kernels(FusedResNet.from_model(plain, empty_db), x)) > 1
     assert inductor.is_wanted(True) and not inductor.is_wanted()
@@ -149,7 +149,7 @@ def test_only_calls_of_torch_are_compiled():
 def test_a_module_compiles_a_bounded_number_of_plans(empty_db, monkeypatch):
     monkeypatch.setattr("fused_resnet.module._MAX_COMPILED_PLANS", 1)
     plain = model()
-    network = FusedResNet.from_model(plain, empty_db, inductor=True)
+    network = FusedResNet.from_model(plain, empty_db, compile=True)
     assert kernels(network, images()) == ["inductor"]
     with pytest.warns(UserWarning, match="no more than 1 plans"):
         y = network(images(3))
@@ -163,7 +163,7 @@ def test_inside_tracers_and_threads(empty_db):
     expected = exact(plain, x)
 
     def fresh():
-        return FusedResNet.from_model(plain, empty_db, inductor=True)
+        return FusedResNet.from_model(plain, empty_db, compile=True)
 
     network = fresh()
     compiled = torch.compile(lambda x: network(x) + 1, backend="eager")
@@ -189,7 +189,7 @@ def test_inside_tracers_and_threads(empty_db):
 @torch.no_grad()
 def test_in_a_forked_process(empty_db):
     plain = model()
-    network = FusedResNet.from_model(plain, empty_db, inductor=True)
+    network = FusedResNet.from_model(plain, empty_db, compile=True)
     network(images())
 
     def child(queue):
@@ -255,6 +255,6 @@ def test_small_convolutions_by_one_pixel_are_products(empty_db, monkeypatch, mem
     monkeypatch.setattr(inductor, "_write_small_convolutions_as_products", spy)
     torch.manual_seed(0)
     plain, x = Gated().eval(), images(1, size=96).contiguous(memory_format=memory_format)
-    network = FusedResNet.from_model(plain, empty_db, inductor=True)
+    network = FusedResNet.from_model(plain, empty_db, compile=True)
     assert relative_error(network(x), exact(plain, x)) < 1e-5
     assert (written.count("aten.linear.default"), written.count("aten.conv2d.default")) == (2, 2)

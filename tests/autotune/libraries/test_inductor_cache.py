@@ -28,7 +28,7 @@ def test_a_network_with_other_weights_is_not_compiled_again(empty_db, tmp_path, 
     found, networks = [], []
     for plain in (model(0), model(1)):
         counters.clear()
-        networks.append((plain, FusedResNet.from_model(plain, empty_db, inductor=True)))
+        networks.append((plain, FusedResNet.from_model(plain, empty_db, compile=True)))
         networks[-1][1](x)
         found.append({name: counters["inductor"][f"fxgraph_cache_{name}"] for name in ("hit", "miss", "bypass")})
     assert found == [{"hit": 0, "miss": 1, "bypass": 0}, {"hit": 1, "miss": 0, "bypass": 0}]

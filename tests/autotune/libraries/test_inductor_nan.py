@@ -36,7 +36,7 @@ def test_all_activations_keep_nan_and_infinities(empty_db):
     torch.manual_seed(0)
     plain, x = Activated().eval(), torch.randn(2, 8, 12, 12)
     x[0, 0, 3, 3], x[0, 1, 9, 9], x[1, 2, 5, 5] = float("nan"), float("inf"), -float("inf")
-    network = FusedResNet.from_model(plain, empty_db, inductor=True)
+    network = FusedResNet.from_model(plain, empty_db, compile=True)
     expected, y = plain(x), network(x)
     assert [row.kernel.split()[0] for row in network.explain(x)] == ["inductor"]
     assert expected.isnan().any((0, 2, 3)).all() and expected.isinf().any()

@@ -54,7 +54,7 @@ def test_a_step_of_ones_own_in_a_trained_network(empty_db):
     assert set(network.state_dict()) - set(model.state_dict()) == set(betas)
     assert relative_error(network(x), expected(model, network, x)) < LIMIT
 
-    chains = [layer.problem.epilogue.names for layer in network.network(x).layers if ".conv" in layer.name]
+    chains = [layer.problem.epilogue.names for layer in network._network(x).layers if ".conv" in layer.name]
     assert all(chain[-1].startswith("swish_c@") for chain in chains) and len(chains) == 6
 
     with torch.no_grad():
@@ -98,7 +98,7 @@ def test_torchs_own_modules_and_copies_of_the_model(empty_db):
     model = random_model(ResNet("basic"))
     before = copy.deepcopy(model.state_dict())
     network = FusedResNet.from_model(model, empty_db, {"layer1.[01].relu": nn.SiLU()})
-    names = {layer.name: layer.problem.epilogue.names[-1] for layer in network.network(images(1)).layers[1:4:2]}
+    names = {layer.name: layer.problem.epilogue.names[-1] for layer in network._network(images(1)).layers[1:4:2]}
     assert set(names.values()) <= {"silu", "relu"}
     assert isinstance(model.layer1[0].relu, nn.ReLU) and all(
         torch.equal(before[k], v) for k, v in model.state_dict().items()

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
 
 
 def from_model(model, database):
-    return FusedResNet.from_model(model, database, inductor=False)
+    return FusedResNet.from_model(model, database, compile=False)
 
 
 def compiled(model, database):

@@ -113,7 +113,7 @@ class Changed(nn.Module):
 
 
 def from_model(model, database):
-    return FusedResNet.from_model(model, database, inductor=False)
+    return FusedResNet.from_model(model, database, compile=False)
 
 
 def compiled(model, database):

@@ -218,7 +218,7 @@ def test_the_tuner_tunes_what_the_runtime_runs(basic, tmp_path, empty_db):
     file.write_text("from architectures import ResNet\nmake = lambda: ResNet('basic')\n")
     arguments = ("--model", f"{file}:make", "--input", "3,32,32", "--batch", "2", "--precision", precision)
     (wanted,) = requested(*arguments)
-    network = FusedResNet.from_model(model, empty_db, precision=precision, calibration=SEEN).network(images(2))
+    network = FusedResNet.from_model(model, empty_db, precision=precision, calibration=SEEN)._network(images(2))
     assert wanted.title == f"make, batch 2, f32, {precision}" and wanted.network.key == network.key
     others = [layer.problem for layer in network.all_layers[len(network.layers) :]]
     tuned = [one for one in others if isinstance(one, TorchCall) or serving(one, architecture("cpu"))]

@@ -291,7 +291,7 @@ def test_a_network_without_a_layer_in_bytes_says_so(precision, empty_db):
         convolutions = [layer for _ in range(count) for layer in (nn.Conv2d(16, 16, 3, padding=1), nn.ReLU())]
         model = nn.Sequential(*convolutions).eval()
         scales = calibrate(model, [x], precision=precision)
-        net = FusedResNet.from_model(model, empty_db, precision=precision, calibration=scales, inductor=False)
+        net = FusedResNet.from_model(model, empty_db, precision=precision, calibration=scales, compile=False)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             result = net(x)

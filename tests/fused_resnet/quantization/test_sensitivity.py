@@ -25,7 +25,7 @@ def database(tmp_path):
 
 
 def loss_of(model, database, scales, x):
-    network = FusedResNet.from_model(model, database, precision=scales.precision, calibration=scales, inductor=False)
+    network = FusedResNet.from_model(model, database, precision=scales.precision, calibration=scales, compile=False)
     with torch.no_grad():
         return compare(model(x), network(x)).error, network.explain(x)
 
