@@ -35,6 +35,7 @@ RUNTIME = {
         "file_lock",
         "launch",
         "location",
+        "opening",
         "origin",
         "ranking",
         "reader",
