@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from tuning_db.errors import DatabaseError
 from tuning_db.launch import launch_text
-from tuning_db.reader import Reader, open_reader
+from tuning_db.opening import open_reader
+from tuning_db.reader import Reader
 from tuning_db.signature import public_keys
 
 if TYPE_CHECKING:

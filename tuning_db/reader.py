@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -20,10 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from tuning_db import file_lock, row_digests
 from tuning_db.blob import decompress
 from tuning_db.errors import DatabaseError, explained
-from tuning_db.location import Location, check, connect, is_address, is_remote
+from tuning_db.location import check, connect
 from tuning_db.origin import Origin
 from tuning_db.ranking import ranked
-from tuning_db.signature import TRUSTED, Content, is_signed, public_keys
+from tuning_db.signature import TRUSTED, Content, is_signed
 
 if TYPE_CHECKING:
     from tuning_db import protocols
@@ -377,33 +375,3 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is not a text")
     return value
-
-
-def open_reader(
-    where: Location, trusted_keys: Iterable[str | os.PathLike[str]] = ()
-) -> AbstractContextManager[protocols.Database]:
-    """Open a database for running networks.
-
-    Args:
-        where: The database. The file of a URL is fetched first, unless the user's cache has it.
-        trusted_keys: Public keys, one of which must have signed the database: PEM files, their text, or base64. Without
-            any, those of the environment variable AUTOTUNE_TRUSTED_KEYS.
-
-    Raises:
-        DatabaseError: There is no database, it cannot be read, or it is not signed by one of the keys.
-    """
-    keys = public_keys(trusted_keys)
-    if is_remote(where):
-        from tuning_db import remote
-
-        return Reader(remote.fetched(where), keys, remote.name_of(where))
-    if not is_address(where):
-        return Reader(Path(where), keys)
-    if keys:
-        raise DatabaseError(
-            f"a database on a server has no signature: pack it into a file by `autotune db pack` and sign that, "
-            f"or do not set {TRUSTED}"
-        )
-    from tuning_db.store import Store
-
-    return Store.open(where)

@@ -7,18 +7,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session, joinedload
+from sqlalchemy.orm import Session
 
 from tuning_db import process_id, remote, row_digests, sqlite_backend
-from tuning_db.blob import compress, decompress, digest_of
+from tuning_db.blob import compress, digest_of
 from tuning_db.errors import DatabaseError, explained
 from tuning_db.launch import launch_text
 from tuning_db.location import Location, is_address, is_remote
-from tuning_db.origin import Origin
-from tuning_db.ranking import ranked
+from tuning_db.queries import WRITING, Queries
 from tuning_db.schema import (
     Base,
     Claim,
@@ -26,22 +25,15 @@ from tuning_db.schema import (
     Environment,
     KernelRow,
     Library,
-    Measurement,
     PlanRow,
     ProblemRow,
     Signature,
 )
 
-if TYPE_CHECKING:
-    from tuning_db import protocols
-
 Row = TypeVar("Row", bound=Base)
 
 CLAIMS = 8
 """Most claims of one process: the trial that is measured, and those that are queued behind it."""
-
-_WRITING = "autotune_writing"
-"""Execution option of transactions that write; the backends let only one of them run at a time."""
 
 
 def _of_one(table: sa.Table, *columns: sa.ColumnElement[Any]) -> sa.Select[Any]:
@@ -76,7 +68,7 @@ def _values(row: Base) -> dict[str, Any]:
     return {column.name: getattr(row, column.name) for column in row.__table__.c if column.name != "blob"}
 
 
-class Store:
+class Store(Queries):
     """One database. Use it as a context manager.
 
     `Store.create(where)` opens it for tuning and makes it if it is missing. `Store.open(where)` opens it for reading
@@ -92,15 +84,13 @@ class Store:
         close: Callable[[sa.Engine], None] | None,
         path: Path | None = None,
     ) -> None:
-        self.name, self.where = name, where
-        self._engine, self._close = engine, close
-        self._origin = Origin.of(path, name) if path else Origin(name)  # a server is trusted as its address is
+        super().__init__(name, engine, path)
+        self.where, self._close = where, close
         self._claims = 0
         self._environment: int | None = None
         self._problems: dict[str, ProblemRow] = {}
         self._measured: tuple[tuple[int, int, int], dict[str, Any]] | None = None
-        self.session = Session(engine, expire_on_commit=False)
-        self._writer = engine.execution_options(**{_WRITING: True})
+        self._writer = engine.execution_options(**{WRITING: True})
 
     # -- opening ---------------------------------------------------------------------------------------------
 
@@ -116,10 +106,10 @@ class Store:
         if is_address(where):
             from tuning_db import postgres_backend
 
-            engine = postgres_backend.engine_to_write(where, _WRITING)
+            engine = postgres_backend.engine_to_write(where, WRITING)
             return cls(postgres_backend.name_of(where), where, engine, sa.Engine.dispose)
         path = Path(where)
-        return cls(str(where), where, sqlite_backend.engine_to_write(path, _WRITING), sqlite_backend.close_writer, path)
+        return cls(str(where), where, sqlite_backend.engine_to_write(path, WRITING), sqlite_backend.close_writer, path)
 
     @classmethod
     def open(cls, where: Location) -> Store:
@@ -318,132 +308,3 @@ class Store:
         self._require_writable()
         with explained(self.name, sa.exc.DBAPIError), self._writer.begin() as connection:
             yield connection
-
-    @contextmanager
-    def reading(self) -> Iterator[Session]:
-        """Begin a transaction that reads. Between two of them other processes may write."""
-        with self._transaction(writing=False) as session:
-            yield session
-
-    @contextmanager
-    def _transaction(self, writing: bool) -> Iterator[Session]:
-        with explained(self.name, sa.exc.DBAPIError):
-            try:
-                if self.session.in_transaction():  # loading an attribute on demand has begun one
-                    self.session.commit()
-                self.session.connection(execution_options={_WRITING: writing})
-                yield self.session
-                self.session.commit()
-            except BaseException:
-                self.session.rollback()
-                raise
-
-    # -- reading ---------------------------------------------------------------------------------------------
-
-    def binary(self, library: protocols.Library) -> bytes:
-        """Return the binary of a library; raises DatabaseError if it is damaged, or another user's native code."""
-        self._origin.require_trust(library.kind)
-        with self.reading():
-            blob = self.session.scalars(sa.select(Library.blob).filter_by(id=library.id)).one()
-        return decompress(blob, library.digest, library.size, self.name)
-
-    def devices(self) -> list[Device]:
-        """Return all devices."""
-        return self._all(sa.select(Device).order_by(Device.id))
-
-    def environments(self) -> list[Environment]:
-        """Return all environments."""
-        return self._all(sa.select(Environment).order_by(Environment.id))
-
-    def device(self, name: str) -> Device | None:
-        """Return a device by its name; None if it is not known."""
-        with self.reading():
-            return self.session.scalars(sa.select(Device).filter_by(name=name)).one_or_none()
-
-    def kernels(self, target: str) -> list[KernelRow]:
-        """Return all kernels for a target, also those that did not compile."""
-        return self._all(sa.select(KernelRow).filter_by(target=target).options(joinedload(KernelRow.library)))
-
-    def problems(self) -> list[ProblemRow]:
-        """Return all problems."""
-        return self._all(sa.select(ProblemRow).order_by(ProblemRow.id))
-
-    def problem_texts(self) -> list[str]:
-        """Return the texts of all problems."""
-        return self._all(sa.select(ProblemRow.text).order_by(ProblemRow.id))
-
-    def measurements(
-        self, device: protocols.Device, problem: str, status: str | None = None, most: int | None = None
-    ) -> list[Measurement]:
-        """Return measurements of a problem (its text) on a device, the fastest first, those without a time last.
-
-        Args:
-            device: The device.
-            problem: Text of the problem.
-            status: Return only measurements with this status.
-            most: Return at most this number of measurements.
-        """
-        query = (
-            sa.select(Measurement)
-            .join(ProblemRow)
-            .where(Measurement.device_id == device.id, ProblemRow.text == problem)
-            .options(joinedload(Measurement.kernel).joinedload(KernelRow.library))
-            .order_by(Measurement.median_us.is_(None), Measurement.median_us, Measurement.id)
-            .limit(most)
-        )
-        return self._all(query.where(Measurement.status == status) if status else query)
-
-    def ranking(self, device: protocols.Device, problem: str) -> list[Measurement]:
-        """Return the verified candidates for a problem (its text) on a device, best first, each once (ranking.py)."""
-        return ranked(self.measurements(device, problem, "ok"))
-
-    def best_us(self, device: protocols.Device, problem: str, kernel: KernelRow | None = None) -> float | None:
-        """Return the shortest verified time of a problem on a device in microseconds, of one kernel or of all."""
-        query = sa.select(sa.func.min(Measurement.median_us)).join(ProblemRow).where(ProblemRow.text == problem)
-        query = query.where(Measurement.device_id == device.id)
-        with self.reading():
-            return self.session.scalar(query.where(Measurement.kernel_id == kernel.id) if kernel else query)
-
-    def best_times(self, device: protocols.Device) -> dict[str, float]:
-        """Return the shortest verified time in microseconds of each problem (its text) that has one on a device."""
-        query = (
-            sa.select(ProblemRow.text, sa.func.min(Measurement.median_us)).join(Measurement).group_by(ProblemRow.text)
-        )
-        query = query.where(Measurement.device_id == device.id)
-        with self.reading():
-            return {text: us for text, us in self.session.execute(query) if us is not None}
-
-    def plan(self, device: protocols.Device, network: str) -> PlanRow | None:
-        """Return the newest plan of a network on a device: network tuning starts from the older ones."""
-        query = sa.select(PlanRow).filter_by(device_id=device.id, network=network).order_by(PlanRow.id.desc()).limit(1)
-        with self.reading():
-            return self.session.scalars(query).one_or_none()
-
-    def planned(self, device: protocols.Device) -> list[str]:
-        """Return the networks that have a plan on a device, in the order of their newest plans."""
-        plans = sa.select(PlanRow.network).filter_by(device_id=device.id)
-        return self._all(plans.group_by(PlanRow.network).order_by(sa.func.max(PlanRow.id)))
-
-    def plans(self) -> list[PlanRow]:
-        """Return all plans."""
-        return self._all(sa.select(PlanRow).order_by(PlanRow.id))
-
-    def kernel(self, kernel_id: int) -> KernelRow:
-        """Return a kernel by its id."""
-        query = sa.select(KernelRow).filter_by(id=kernel_id).options(joinedload(KernelRow.library))
-        with self.reading():
-            return self.session.scalars(query).one()
-
-    def counts(self) -> dict[str, int]:
-        """Return the number of rows of each table, and of measurements by status."""
-        with self.reading():
-            counts = {
-                table.name: self.session.scalar(sa.select(sa.func.count()).select_from(table)) or 0
-                for table in Base.metadata.sorted_tables
-            }
-            query = sa.select(Measurement.status, sa.func.count()).group_by(Measurement.status)
-            return counts | {f"measurement: {status}": count for status, count in self.session.execute(query)}
-
-    def _all(self, query: Any) -> list[Any]:
-        with self.reading():
-            return list(self.session.scalars(query).unique())

@@ -7,6 +7,7 @@ from autotune.ir.constant_expr import ConstantExpr, ConstantSource, State, evalu
 from autotune.ir.epilogue import MAX_SCALARS, Epilogue, Step
 from autotune.ir.epilogue_steps import define_step, full_name, register_step
 from autotune.ir.forms import Form, all_forms, forms
+from autotune.ir.gate_rewrites import as_one_pixel, fold_gate, fuse_gate, fuse_projection, split_gate
 from autotune.ir.network import (
     INPUT,
     OUTPUT,
@@ -40,19 +41,14 @@ from autotune.ir.problem import (
 )
 from autotune.ir.reference import compute
 from autotune.ir.rewrites import (
-    as_one_pixel,
-    fold_gate,
     fuse_cast,
     fuse_concat,
     fuse_convolutions,
     fuse_expand,
-    fuse_gate,
     fuse_inverted,
     fuse_pair,
     fuse_pool_projection,
-    fuse_projection,
     fuse_skip,
-    split_gate,
 )
 from autotune.ir.weight_layout import pack_weight, turn_weight
 

@@ -17,19 +17,12 @@ from autotune.ir.operators import (
     Concat,
     ConcatConv2d,
     Conv2d,
-    Conv2dFoldedSe,
     Conv2dPair,
-    Conv2dSe,
-    Conv2dSeSkip,
     Conv2dSkip,
     ExpandDepthwise,
     Gemm,
     InvertedResidual,
-    Piece,
     PointwisePair,
-    SeGates,
-    SeTail,
-    SqueezeExcite,
     Stem,
     StemCast,
 )
@@ -42,7 +35,7 @@ def fuse_pool_projection(pool: Layer, conv: Layer, name: str) -> Layer:
     """Return an average pool and a 1x1 convolution with stride 1 as one convolution with the pool's window."""
     window, product = pool.problem, conv.problem
     assert isinstance(window, AvgPool2d) and isinstance(product, Conv2d)
-    sizes = _fields(window, "h w r s stride pad")
+    sizes = fields_of(window, "h w r s stride pad")
     weight = ConstantExpr("pool_filter", (conv.weights["weight"],), (window.r, window.s))
     return dataclasses.replace(
         conv,
@@ -60,7 +53,7 @@ def fuse_expand(expand: Layer, depthwise: Layer, name: str) -> Layer | None:
     """
     product, conv = expand.problem, depthwise.problem
     assert isinstance(product, Conv2d) and isinstance(conv, Conv2d)
-    sizes = {**_fields(product, "n h w c k dtype"), **_fields(conv, "r s stride pad")}
+    sizes = {**fields_of(product, "n h w c k dtype"), **fields_of(conv, "r s stride pad")}
     return _in_a_row(ExpandDepthwise, (expand, depthwise), name, sizes)
 
 
@@ -71,7 +64,12 @@ def fuse_inverted(expand: Layer, depthwise: Layer, project: Layer, name: str) ->
     """
     product, conv, last = expand.problem, depthwise.problem, project.problem
     assert isinstance(product, Conv2d) and isinstance(conv, Conv2d) and isinstance(last, Conv2d)
-    sizes = {**_fields(product, "n h w c dtype"), **_fields(conv, "r s stride pad"), "hidden": product.k, "k": last.k}
+    sizes = {
+        **fields_of(product, "n h w c dtype"),
+        **fields_of(conv, "r s stride pad"),
+        "hidden": product.k,
+        "k": last.k,
+    }
     return _in_a_row(InvertedResidual, (expand, depthwise, project), name, sizes)
 
 
@@ -82,12 +80,13 @@ def fuse_convolutions(first: Layer, second: Layer, name: str) -> Layer | None:
     """
     product, conv = first.problem, second.problem
     assert isinstance(product, Conv2d) and isinstance(conv, Conv2d)
-    sizes = {**_fields(product, "n h w c dtype"), **_fields(conv, "k r s stride pad"), "hidden": product.k}
-    window = {f"first_{field}": value for field, value in _fields(product, "r s stride pad").items()}
+    sizes = {**fields_of(product, "n h w c dtype"), **fields_of(conv, "k r s stride pad"), "hidden": product.k}
+    window = {f"first_{field}": value for field, value in fields_of(product, "r s stride pad").items()}
     return _in_a_row(Conv2dPair, (first, second), name, sizes | window)
 
 
-def _fields(problem: Problem, names: str) -> dict[str, Any]:
+def fields_of(problem: Problem, names: str) -> dict[str, Any]:
+    """Return fields of a problem by their names, which are separated by spaces."""
     return {name: getattr(problem, name) for name in names.split()}
 
 
@@ -107,13 +106,13 @@ def _in_a_row(kind: type[Problem], layers: Sequence[Layer], name: str, sizes: Ma
     chain = first.problem.epilogue.names
     for layer in others:
         chain = (*chain, "conv", *layer.problem.epilogue.names)
-    problem = _joint(kind, chain, **sizes)
+    problem = joint_problem(kind, chain, **sizes)
     if problem is None:
         return None
     buffers = {"x": first.buffers["x"], "y": layers[-1].buffers["y"]}
     weights = {f"weight{i}": layer.weights["weight"] for i, layer in enumerate(layers, 1)}
     old = [(layer, argument) for layer in layers for argument in layer.problem.epilogue.arguments]
-    _add_arguments(old, problem.epilogue.arguments, buffers, weights)
+    add_arguments(old, problem.epilogue.arguments, buffers, weights)
     return Layer(name, problem, buffers, weights, tuple(scalar for layer in layers for scalar in layer.scalars))
 
 
@@ -127,12 +126,12 @@ def fuse_cast(stem: Layer, cast: Layer, name: str) -> Layer | None:
     if first.epilogue.accesses_tensors:
         return None
     names = (*first.epilogue.names, *after.epilogue.names)
-    problem = _joint(StemCast, names, **_fields_without_epilogue(first), result=after.result)
+    problem = joint_problem(StemCast, names, **fields_without_epilogue(first), result=after.result)
     if problem is None:
         return None
     buffers, weights = {"x": stem.buffers["x"], "y": cast.buffers["y"]}, {"weight": stem.weights["weight"]}
     old = [(layer, one) for layer in (stem, cast) for one in layer.problem.epilogue.arguments]
-    _add_arguments(old, problem.epilogue.arguments, buffers, weights)
+    add_arguments(old, problem.epilogue.arguments, buffers, weights)
     return Layer(name, problem, buffers, weights, (*stem.scalars, *cast.scalars))
 
 
@@ -155,8 +154,10 @@ def fuse_pair(first: Layer, second: Layer, name: str, keep: bool) -> Layer | Non
         old.append((dataclasses.replace(first, buffers={written.name: first.buffers["y"]}), written))
         chain = (*chain, "store")
     old += [(second, argument) for argument in other.epilogue.arguments]
-    sizes = _fields(product, "n h w c dtype")
-    problem = _joint(PointwisePair, (*chain, "conv", *other.epilogue.names), **sizes, hidden=product.k, k=other.k)
+    sizes = fields_of(product, "n h w c dtype")
+    problem = joint_problem(
+        PointwisePair, (*chain, "conv", *other.epilogue.names), **sizes, hidden=product.k, k=other.k
+    )
     if problem is None:
         return None
     buffers = {"x": first.buffers["x"], "y": second.buffers["y"]}
@@ -166,7 +167,7 @@ def fuse_pair(first: Layer, second: Layer, name: str, keep: bool) -> Layer | Non
         else layer.weights["weight"]
         for i, layer in enumerate((first, second), 1)
     }
-    _add_arguments(old, problem.epilogue.arguments, buffers, weights)
+    add_arguments(old, problem.epilogue.arguments, buffers, weights)
     return Layer(name, problem, buffers, weights, (*first.scalars, *second.scalars))
 
 
@@ -218,7 +219,7 @@ def fuse_skip(conv: Layer, project: Layer, adding: Layer, name: str) -> Layer | 
     if scales and after and after[0].name == "mul_scalar":  # the conversion to the output's scale
         factor, scalars, after = scalars[:1], scalars[1:], after[1:]
         scales = {name: ConstantExpr("product", (scale, *factor)) for name, scale in scales.items()}
-    fields = _fields_without_epilogue(product)
+    fields = fields_without_epilogue(product)
     chain = Epilogue((*("bias" for _ in biases[:1]), *(step.name for step in after)))
     problem = Conv2dSkip(**fields, skip_h=skip.h, skip_w=skip.w, skip_c=skip.c, skip_stride=skip.stride, epilogue=chain)
     buffers = {"x": conv.buffers["x"], "skip": project.buffers["x"], "y": adding.buffers["y"]}
@@ -229,7 +230,7 @@ def fuse_skip(conv: Layer, project: Layer, adding: Layer, name: str) -> Layer | 
         bias = values[0] if len(values) == 1 else ConstantExpr("sum", tuple(values))
         weights[arguments.pop(0).name] = ConstantExpr("product", (bias, *factor)) if factor else bias
     kept = [(adding, argument) for step in after for argument in step.arguments]
-    _add_arguments(kept, arguments, buffers, weights)
+    add_arguments(kept, arguments, buffers, weights)
     return Layer(name, problem, buffers, weights, scalars)
 
 
@@ -241,151 +242,20 @@ def fuse_concat(concat: Layer, conv: Layer, name: str) -> Layer | None:
     """
     made, product = concat.problem, conv.problem
     assert isinstance(made, Concat) and isinstance(product, Conv2d)
-    sizes = _fields(product, "n h w k dtype")
+    sizes = fields_of(product, "n h w k dtype")
     names = (*made.epilogue.names, "conv", *product.epilogue.names)
-    problem = _joint(ConcatConv2d, names, **sizes, pieces=made.pieces)
+    problem = joint_problem(ConcatConv2d, names, **sizes, pieces=made.pieces)
     if problem is None:
         return None
     buffers = {f"x{i}": concat.buffers[f"x{i}"] for i in range(len(made.pieces))} | {"y": conv.buffers["y"]}
     weights = {"weight": conv.weights["weight"]}
     old = [(concat, argument) for argument in made.epilogue.arguments]
     old += [(conv, argument) for argument in product.epilogue.arguments]
-    _add_arguments(old, problem.epilogue.arguments, buffers, weights)
+    add_arguments(old, problem.epilogue.arguments, buffers, weights)
     return Layer(name, problem, buffers, weights, (*concat.scalars, *conv.scalars))
 
 
-def split_gate(excite: Layer, conv: Layer, name: str) -> tuple[Layer, Layer] | None:
-    """Return a squeeze-and-excitation and the 1x1 convolution after it as two layers: the gates, and all the rest.
-
-    The convolution scales its input by the gates, so the scaled tensor is not written. None if one layer cannot have
-    all the tensors, scalars and steps of the two.
-    """
-    gated, product = excite.problem, conv.problem
-    assert isinstance(gated, SeTail | SqueezeExcite) and isinstance(product, Conv2d)
-    act, gate = (gated.act, gated.gate) if isinstance(gated, SqueezeExcite) else ("relu", "sigmoid")
-    sizes = _fields(gated, "n h w dtype")
-    made = f"{excite.buffers['x']}.{name}.gates"
-    gates = dataclasses.replace(
-        excite,
-        name=f"{name}.gates",
-        problem=SeGates(**sizes, c=gated.c, hidden=gated.hidden, act=act, gate=gate),
-        buffers={"x": excite.buffers["x"], "y": made},
-        weights={operand: excite.weights[operand] for operand in ("w1", "b1", "w2", "b2")},
-        scalars=(),
-    )
-    names = ("mul_image", *gated.epilogue.names, "conv", *product.epilogue.names)
-    problem = _joint(ConcatConv2d, names, **sizes, k=product.k, pieces=(Piece.whole(gated.c),))
-    if problem is None:
-        return None
-    buffers = {"x0": excite.buffers["x"], problem.epilogue.arguments[0].name: made, "y": conv.buffers["y"]}
-    weights = {"weight": conv.weights["weight"]}
-    old = [(excite, argument) for argument in gated.epilogue.arguments]
-    old += [(conv, argument) for argument in product.epilogue.arguments]
-    _add_arguments(old, problem.epilogue.arguments[1:], buffers, weights)
-    return gates, Layer(f"{name}.product", problem, buffers, weights, (*excite.scalars, *conv.scalars))
-
-
-def fuse_gate(conv: Layer, tail: Layer, name: str) -> Layer | None:
-    """Return a convolution and the squeeze-and-excitation after it as one layer, without the tensor between them."""
-    return _with_gate(conv, tail, name, Conv2dSe, {})
-
-
-def fold_gate(conv: Layer, tail: Layer, name: str) -> Layer | None:
-    """Return the same with the hidden values computed by a filter of the convolution's input.
-
-    None if the convolution has groups, or an epilogue that is not linear: the mean must commute with it.
-    """
-    product = conv.problem
-    assert isinstance(product, Conv2d)
-    affine = _affine(conv)
-    if affine is None or product.groups > 1:
-        return None
-    scale, shift = affine
-    filters = ConstantExpr("squeeze_filter", (conv.weights["weight"], tail.weights["w1"], *([scale] if scale else [])))
-    bias = tail.weights["b1"]
-    if shift:
-        bias = ConstantExpr("squeeze_bias", (bias, tail.weights["w1"], shift))
-    return _with_gate(conv, tail, name, Conv2dFoldedSe, {"w1": filters, "b1": bias})
-
-
-def as_one_pixel(dense: Layer, tail: Layer) -> tuple[Layer, Layer]:
-    """Return a product with whole images and the squeeze-and-excitation after it, on images of one pixel.
-
-    The pixels become channels: the tail's mean over pixels moves into its first product, whose matrix is repeated once
-    per pixel and divided by their number.
-    """
-    product, gate = dense.problem, tail.problem
-    assert isinstance(product, Gemm) and isinstance(gate, SeTail)
-    pixels = gate.h * gate.w
-    filters = ConstantExpr("as_filter", (dense.weights["weight"],))
-    conv = dataclasses.replace(dense, problem=product.as_conv2d, weights={**dense.weights, "weight": filters})
-    share = ConstantExpr("numbers", (), (1 / pixels,))
-    weights = {
-        "w1": ConstantExpr("scale_rows", (ConstantExpr("tile", (tail.weights["w1"],), (1, pixels)), share)),
-        "w2": ConstantExpr("tile", (tail.weights["w2"],), (pixels, 1)),
-        "b2": ConstantExpr("tile", (tail.weights["b2"],), (pixels,)),
-    }
-    flat = dataclasses.replace(gate, h=1, w=1, c=pixels * gate.c)
-    return conv, dataclasses.replace(tail, problem=flat, weights={**tail.weights, **weights})
-
-
-def fuse_projection(gate: Layer, project: Layer, name: str) -> Layer | None:
-    """Return a gated convolution and the 1x1 convolution that makes its identity as one layer.
-
-    None unless the result of `project` is added directly after the gate, and `project` has no epilogue, groups, stride
-    or padding. If the first works on images of one pixel (see as_one_pixel), the projection becomes one in groups, one
-    group per pixel.
-    """
-    problem, conv = gate.problem, project.problem
-    assert isinstance(problem, Conv2dFoldedSe) and isinstance(conv, Conv2d)
-    names = list(problem.epilogue.names)
-    after_gate = names.index("gate") + 1
-    added = problem.epilogue.steps[after_gate].arguments if names[after_gate : after_gate + 1] == ["add"] else ()
-    plain = conv.is_pointwise and conv.groups == 1 and not conv.epilogue.names
-    if not added or gate.buffers[added[0].name] != project.buffers["y"] or not plain:
-        return None
-    groups = problem.k // conv.k
-    skip = Conv2dSeSkip(
-        **_fields_without_epilogue(problem),
-        skip_c=groups * conv.c,
-        skip_groups=groups,
-        epilogue=Epilogue((*names[:after_gate], "project", *names[after_gate + 1 :])),
-    )
-    weight = project.weights["weight"]
-    tiled = ConstantExpr("tile", (weight,), (groups, 1, 1, 1)) if groups > 1 else weight
-    own = {argument.name for argument in problem.epilogue.arguments}
-    buffers = {key: value for key, value in gate.buffers.items() if key not in own}
-    weights = {key: value for key, value in gate.weights.items() if key not in own}
-    kept = [argument for argument in problem.epilogue.arguments if argument not in added]
-    _add_arguments([(gate, argument) for argument in kept], skip.epilogue.arguments, buffers, weights)
-    buffers["skip"], weights["projection"] = project.buffers["x"], tiled
-    return dataclasses.replace(gate, name=name, problem=skip, buffers=buffers, weights=weights)
-
-
-def _with_gate(
-    conv: Layer, tail: Layer, name: str, kind: type[Conv2dSe | Conv2dFoldedSe], changed: dict[str, ConstantSource]
-) -> Layer | None:
-    """Return both as one layer of the operator `kind`; `changed` are its weights that are not the tail's own.
-
-    None if one layer cannot have the scalars of both.
-    """
-    product, gate = conv.problem, tail.problem
-    assert isinstance(product, Conv2d) and isinstance(gate, SeTail)
-    before, after = product.epilogue, gate.epilogue
-    names = (*before.names, "gate", *after.names)
-    problem = _joint(kind, names, **_fields_without_epilogue(product), hidden=gate.hidden)
-    if problem is None:
-        return None
-    old = [*((conv, argument) for argument in before.arguments), *((tail, argument) for argument in after.arguments)]
-    buffers = {"x": conv.buffers["x"], "y": tail.buffers["y"]}
-    weights = {"weight": conv.weights["weight"], **{key: tail.weights[key] for key in ("w1", "b1", "w2", "b2")}}
-    weights |= changed
-    _add_arguments(old, problem.epilogue.arguments, buffers, weights)
-    scalars = (*conv.scalars, *tail.scalars)
-    return dataclasses.replace(tail, name=name, problem=problem, buffers=buffers, weights=weights, scalars=scalars)
-
-
-def _joint(kind: type[P], names: tuple[str, ...], **fields: Any) -> P | None:
+def joint_problem(kind: type[P], names: tuple[str, ...], **fields: Any) -> P | None:
     """Return a problem with a joint chain; None if one layer cannot have all its tensors, scalars and steps."""
     try:
         return kind(**fields, epilogue=Epilogue(names))
@@ -393,11 +263,12 @@ def _joint(kind: type[P], names: tuple[str, ...], **fields: Any) -> P | None:
         return None
 
 
-def _fields_without_epilogue(problem: Problem) -> dict[str, Any]:
+def fields_without_epilogue(problem: Problem) -> dict[str, Any]:
+    """Return all fields of a problem but its epilogue, by name."""
     return {f.name: getattr(problem, f.name) for f in dataclasses.fields(problem) if f.name != "epilogue"}
 
 
-def _add_arguments(
+def add_arguments(
     old: Sequence[tuple[Layer, Argument]],
     new: Sequence[Argument],
     buffers: dict[str, str],
@@ -416,20 +287,3 @@ def _add_arguments(
             weights[renamed.name] = layer.weights[argument.name]
         elif argument.kind != "scalar":
             buffers[renamed.name] = layer.buffers[argument.name]
-
-
-def _affine(layer: Layer) -> tuple[ConstantSource | None, ConstantSource | None] | None:
-    """Return factor and summand if the layer's epilogue is value * factor + summand, else None."""
-    scale: ConstantSource | None = None
-    shift: ConstantSource | None = None
-    for step in layer.problem.epilogue.steps:
-        if step.name not in ("bias", "add_scalar", "scale", "mul_scalar"):
-            return None
-        (argument,) = step.arguments
-        value = layer.scalars[argument.index] if argument.kind == "scalar" else layer.weights[argument.name]
-        if step.name in ("bias", "add_scalar"):
-            shift = ConstantExpr("sum", (shift, value)) if shift else value
-        else:
-            scale = ConstantExpr("product", (scale, value)) if scale else value
-            shift = ConstantExpr("product", (shift, value)) if shift else None
-    return scale, shift

@@ -18,12 +18,12 @@ from autotune.ir import (
     input_name,
     tensor_dtype_name,
 )
-from fused_resnet.arguments import Signature
+from fused_resnet.call import Result, Signature
 from fused_resnet.capture.alternatives import alternatives
 from fused_resnet.capture.lower import Lowering
 from fused_resnet.capture.operators import HANDLERS
+from fused_resnet.capture.torch_calls import whole_network
 from fused_resnet.capture.trace import trace
-from fused_resnet.result import Result
 
 __all__ = ["CapturedModule", "Rewrite", "capture", "capture_module"]
 
@@ -75,9 +75,8 @@ def capture_module(
     The arguments and errors are those of `capture`, with any number of inputs.
     """
     traced = trace(model, signature, dtype)
-    lowering, kept = Lowering(traced, dtype, HANDLERS), dict[str, str]()
-    layers = lowering.layers()
-    whole = lowering.whole(layers) if rewrite is None else None  # it computes in the module's dtype
+    layers, kept = Lowering(traced, dtype, HANDLERS).layers(), dict[str, str]()
+    whole = whole_network(traced, dtype, layers) if rewrite is None else None  # it computes in the module's dtype
     if rewrite is not None:
         layers, kept = rewrite(layers)
     suffix = f"+{precision}" if precision else ""

@@ -21,13 +21,13 @@ from torch.fx.experimental import proxy_tensor
 
 from autotune.core import CaptureError, in_one_line
 from autotune.ir import TENSOR_DTYPES
-from fused_resnet.arguments import Signature, put_together
+from fused_resnet.call import Signature, put_together
 from fused_resnet.capture.as_operators import AsOperators
 from fused_resnet.capture.graph_trace import TracedGraph, trace_graph
 from fused_resnet.capture.in_place import forget_tensors
 from fused_resnet.capture.side_effects import undone
+from fused_resnet.capture.stateless import stateless
 from fused_resnet.dynamo_graph import DynamoGraph
-from fused_resnet.guards import stateless
 
 tracing: ContextVar[bool] = ContextVar("tracing", default=False)
 """True while a module is being traced; an `Activation` is one operation then."""

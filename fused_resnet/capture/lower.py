@@ -12,10 +12,6 @@ from torch import fx
 from autotune.core import CaptureError
 from autotune.ir import (
     DTYPES,
-    INPUT,
-    OUTPUT,
-    WHOLE,
-    Alternative,
     Layer,
     Problem,
     input_name,
@@ -26,7 +22,6 @@ from autotune.ir import Operand as ProblemOperand
 from autotune.ir.epilogue_steps import STEPS, full_name
 from autotune.ir.operators import (
     MAX_PIECES,
-    CallDevice,
     Concat,
     Elementwise,
     OperatorCall,
@@ -39,12 +34,10 @@ from autotune.ir.operators import (
 from fused_resnet.capture.channels import Channels, rearranged
 from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value, build_layers
 from fused_resnet.capture.layout import RESHAPES, VIEWS, view_strides
-from fused_resnet.capture.nodes import name_of, path
+from fused_resnet.capture.nodes import buffer, live_nodes, name_of, path
 from fused_resnet.capture.pointwise import Constant, Operand, operands, steps
+from fused_resnet.capture.torch_calls import call, dtype_of, strided
 from fused_resnet.capture.trace import Traced
-
-WHOLE_LAYER = "the network"
-"""Name of the layer that calls torch's operators for the whole network; no path of a submodule has a space."""
 
 Handler = Callable[["Lowering", fx.Node], bool]
 """Adds a layer for a node and returns True; returns False if the node is not exactly the operator's problem."""
@@ -66,7 +59,7 @@ class Lowering:
         self._builders: list[LayerBuilder] = []
         self._names: set[str] = set()
         self._values: dict[fx.Node, Value] = {}
-        self._live = _live(traced.graph, traced.results)
+        self._live = live_nodes(traced.graph, traced.results)
         self._rearranged = rearranged(
             traced.graph, traced.inputs, lambda node: self.constant(node) is not None, DTYPES[dtype]
         )
@@ -100,38 +93,6 @@ class Lowering:
         if value is None or value.maker is None or not value.is_usual or value.buffer in taken:
             self._add_call(node, [node], [], f"{buffer(node)}:{len(taken)}")
         return self._values[node]
-
-    def whole(self, layers: Sequence[Layer]) -> Alternative | None:
-        """Return an alternative to all layers of the network: one that calls torch's operators as the module does.
-
-        None for networks with several inputs or results, and if the input has no part in the result.
-        """
-        if len(self._traced.inputs) != 1 or len(self._traced.results) != 1:
-            return None
-        (image,), (output,) = self._traced.inputs, self._traced.results
-        live = [node for node in self._traced.graph.nodes if node in self._live]
-        constants = [node for node in live if node in self._traced.constants]
-        calls = [node for node in live if node.op == "call_function"]
-        if image not in self._live or output not in calls:
-            return None
-        variances = {node.args[4] for node in calls if name_of(node) == "batch_norm"}
-        place = {node: i for i, node in enumerate([image, *constants, *calls])}
-        shapes = {node: tuple(node.meta["val"].shape) for node in (image, *constants, output)}
-        operands = [ProblemOperand("x", "input", shapes[image], self._dtype(image))]
-        for i, node in enumerate(constants):
-            role = "vector" if len(shapes[node]) == 1 else "weight"
-            operands.append(ProblemOperand(f"w{i}", role, shapes[node], self._dtype(node), node in variances))
-        problem = TorchCall(
-            n=shapes[output][0] if shapes[output] else 1,
-            calls=tuple(_call(node, place) for node in calls),
-            inputs=tuple(operands),
-            shape=shapes[output],
-            in_torch_order=("x",),
-            dtype=self._dtype(output),
-        )
-        weights = {f"w{i}": self._traced.constants[node] for i, node in enumerate(constants)}
-        layer = Layer(WHOLE_LAYER, problem, {"x": INPUT, "y": OUTPUT}, weights)
-        return Alternative(WHOLE, tuple(one.name for one in layers), (layer,))
 
     # -- what nodes are -----------------------------------------------------------------------------------------
 
@@ -252,7 +213,7 @@ class Lowering:
         if len(shape) != 4:
             return Value(name, shape)
         n, c, h, w = shape
-        dtype = self._dtype(node)
+        dtype = dtype_of(node, self.dtype)
         problem: Problem
         if dtype == self.dtype:
             problem = ToChannelsLast(n=n, h=h, w=w, c=c, to=c, dtype=dtype)
@@ -387,9 +348,9 @@ class Lowering:
             shape = tuple(result.shape)
             raise CaptureError(f"the model returns a tensor of {shape}: a result must have at least one element")
         operands, buffers, weights, values = [], {}, {}, []
-        calls = [_strided(self._values[n], inputs.index(n)) for n in views]
+        calls = [strided(self._values[n], inputs.index(n)) for n in views]
         for i, source in enumerate(inputs):
-            tensor, dtype = source.meta["val"], self._dtype(source)
+            tensor, dtype = source.meta["val"], dtype_of(source, self.dtype)
             if constant := self.constant(source):
                 operands.append(ProblemOperand(f"w{i}", "weight", tuple(tensor.shape), dtype))
                 weights[f"w{i}"] = constant.source
@@ -401,10 +362,10 @@ class Lowering:
                 values.append(value)
         problem = TorchCall(
             n=result.shape[0] if result.dim() else 1,
-            calls=(*calls, *(_call(n, place) for n in inner)),
+            calls=(*calls, *(call(n, place) for n in inner)),
             inputs=tuple(operands),
             shape=tuple(result.shape),
-            dtype=self._dtype(node),
+            dtype=dtype_of(node, self.dtype),
         )
         self.add(node, LayerBuilder(self.name(node, name_of(node)), problem, buffers, weights, values=values), name)
 
@@ -435,68 +396,3 @@ class Lowering:
         builder = self._values[node].maker
         in_torch = builder is not None and isinstance(builder.problem, TorchCall)
         return in_torch and node.op != "placeholder" and self.sole(node)
-
-    def _dtype(self, node: fx.Node) -> str:
-        """Return the project's name of the dtype of a node's tensor, preferring that of the network.
-
-        Raises:
-            CaptureError: There is none.
-        """
-        dtype = node.meta["val"].dtype
-        name = self.dtype if dtype == DTYPES[self.dtype] else tensor_dtype_name(dtype)
-        if name is None:
-            where = path(node) or "the model"
-            raise CaptureError(
-                f"{where}: {name_of(node) or node.name} is {dtype}: real numbers, integers and booleans are supported"
-            )
-        return name
-
-
-def buffer(node: fx.Node) -> str:
-    """Return the name of the buffer of a node's result, which differs from those of the caller's tensors."""
-    return f"%{node.name}"
-
-
-def _live(graph: fx.Graph, results: Sequence[fx.Node]) -> set[fx.Node]:
-    """Return all nodes on which the results depend, and the node that returns them, which reads them."""
-    found, left = {node for node in graph.nodes if node.op == "output"}, [*results]
-    while left:
-        node = left.pop()
-        if node not in found:
-            found.add(node)
-            left += node.all_input_nodes
-    return found
-
-
-def _strided(value: Value, index: int) -> OperatorCall:
-    """Return the call that views a buffer, the problem's input `index`, as an activation of another layout."""
-    return OperatorCall("aten.as_strided.default", (ValueRef(index), value.shape, value.layout))
-
-
-_RESHAPED = {
-    "aten.view.default": "aten.reshape.default",
-    "aten._unsafe_view.default": "aten.reshape.default",
-    "aten.view_as.default": "aten.reshape_as.default",
-}
-"""Views -> operators that also copy: a tensor that is contiguous in the module may be channels last here."""
-
-_CUDNN_SWITCHES = ("cudnn_enabled", "cudnn_enable")
-"""Names of the argument of torch's normalisations that tells whether cuDNN is switched on."""
-
-
-def _call(node: fx.Node, place: dict[fx.Node, int]) -> OperatorCall:
-    def frozen(value: Any) -> Any:
-        if isinstance(value, fx.Node):
-            return ValueRef(place[value])
-        if isinstance(value, list | tuple):
-            return tuple(map(frozen, value))
-        return CallDevice() if isinstance(value, torch.device) else value
-
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return OperatorCall("getitem", frozen(node.args))
-    name = str(node.target)
-    given = zip(node.target._schema.arguments, node.args, strict=False)
-    # torch.export notes that cuDNN is off, and Dynamo that it is on, for the same module.
-    args = tuple(True if argument.name in _CUDNN_SWITCHES else value for argument, value in given)
-    kwargs = tuple((key, frozen(value)) for key, value in node.kwargs.items() if key not in _CUDNN_SWITCHES)
-    return OperatorCall(_RESHAPED.get(name, name), frozen(args), kwargs)

@@ -1,8 +1,9 @@
-"""Reads the nodes of a graph of aten operators: names of operators, their arguments, and paths of submodules."""
+"""Reads the nodes of a graph of aten operators: names, arguments, paths of submodules, and which nodes are used."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,11 @@ def path(node: fx.Node) -> str:
     """Return the path of the innermost submodule that a node comes from; empty for the model itself."""
     stack = node.meta.get("nn_module_stack") or {"": ("", None)}
     return str(list(stack.values())[-1][0])
+
+
+def buffer(node: fx.Node) -> str:
+    """Return the name of the buffer of a node's result, which differs from those of the caller's tensors."""
+    return f"%{node.name}"
 
 
 def name_of(node: fx.Node) -> str:
@@ -67,4 +73,15 @@ def written(node: fx.Node) -> list[fx.Node]:
         names += _STATISTICS  # schemas do not say that these are updated
     found: list[fx.Node] = []
     fx.map_arg([given.get(name) for name in names], found.append)
+    return found
+
+
+def live_nodes(graph: fx.Graph, results: Sequence[fx.Node]) -> set[fx.Node]:
+    """Return all nodes on which the results depend, and the node that returns them, which reads them."""
+    found, left = {node for node in graph.nodes if node.op == "output"}, [*results]
+    while left:
+        node = left.pop()
+        if node not in found:
+            found.add(node)
+            left += node.all_input_nodes
     return found

@@ -22,8 +22,8 @@ from autotune.ir.operators import (
     stored_shape,
 )
 from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value
-from fused_resnet.capture.lower import Lowering, buffer
-from fused_resnet.capture.nodes import arguments, name_of
+from fused_resnet.capture.lower import Lowering
+from fused_resnet.capture.nodes import arguments, buffer, name_of
 from fused_resnet.capture.pixel_operators import PIXEL_HANDLERS
 from fused_resnet.capture.squeeze_excite import squeeze_excite
 from fused_resnet.torch_arguments import pair

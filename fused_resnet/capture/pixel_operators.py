@@ -13,8 +13,8 @@ from autotune.core import ProblemError
 from autotune.ir import ConstantSource, Problem
 from autotune.ir.operators import DepthToSpace, GroupNorm, LayerNorm, Softmax, Upsample
 from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value
-from fused_resnet.capture.lower import Handler, Lowering, buffer
-from fused_resnet.capture.nodes import arguments, name_of
+from fused_resnet.capture.lower import Handler, Lowering
+from fused_resnet.capture.nodes import arguments, buffer, name_of
 from fused_resnet.capture.pointwise import number
 
 _LARGEST_FACTOR = 4096  # largest numerator or denominator of a factor of a resize
