@@ -2,8 +2,8 @@
 
 `fused_resnet::run(inputs, network, arguments)` is opaque to tracers. `network` is the number of a module in this
 process. A traced program therefore runs only in the process that traced it, and holds no weights: each run reads them
-from the module. `arguments` is the text of the call's arguments (call/arguments.py). The results are the tensors that the
-layers compute.
+from the module. `arguments` is the text of the call's arguments (call/arguments.py). The results are the tensors that
+the layers compute.
 """
 
 from __future__ import annotations

@@ -62,6 +62,13 @@ def _patch_filter(weight: torch.Tensor, block: int) -> torch.Tensor:
     return weight.reshape(k, block, block, channels // block**2).permute(0, 3, 1, 2)
 
 
+def _put_inputs(weight: torch.Tensor, *order: int) -> torch.Tensor:
+    """Return a filter (k, c, r, s) whose channel order[i] is channel i of the given one."""
+    made = torch.empty_like(weight)
+    made[:, list(order)] = weight
+    return made
+
+
 def _dense(weight: torch.Tensor, h: int, w: int, pad_h: int, pad_w: int) -> torch.Tensor:
     """Return a convolution (k, c, r, s) with stride 1 as a matrix on whole images.
 
@@ -160,6 +167,7 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "concatenate": lambda *tensors: torch.cat(tensors),
     "pool_filter": _pool_filter,
     "patch_filter": _patch_filter,
+    "put_inputs": _put_inputs,
     "dense": _dense,
     "numbers": lambda *values: torch.tensor(values, dtype=torch.float32),
     "integers": lambda *values: torch.tensor(values),

@@ -27,6 +27,8 @@ from autotune.ir import (
     is_output,
     split_gate,
 )
+from autotune.ir.alternatives import patch_stems, se_blocks
+from autotune.ir.alternatives.wiring import Wiring
 from autotune.ir.operators import (
     AvgPool2d,
     Cast,
@@ -98,7 +100,9 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
                     layer, reader, f"{reader.name}.gated"
                 )
                 found += [Alternative(both.name, (layer.name, reader.name), (both,))] if both else []
-    return tuple(found)
+    wiring = Wiring(layers)
+    blocks = list(se_blocks(wiring))
+    return (*found, *blocks, *patch_stems(wiring, blocks))
 
 
 def _only_reader(layers: Sequence[Layer], of: Layer) -> Layer | None:

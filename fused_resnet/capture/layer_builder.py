@@ -140,6 +140,8 @@ class LayerBuilder:
     def fold(self, steps: Sequence[AppliedStep]) -> bool:
         """Fold steps that scale and shift channels into the weight and bias of a product, which adds no operand.
 
+        A parameter of one element stays a scalar, which costs a kernel nothing and changes without new weights.
+
         Returns:
             Whether all steps can be folded; if not, nothing changes.
         """
@@ -154,7 +156,7 @@ class LayerBuilder:
             (by,) = step.operands if len(step.operands) == 1 else (None,)
             if not isinstance(by, str | ConstantExpr):
                 return False
-            if step.name in ("scale", "mul_scalar"):
+            if step.name == "scale" or (step.name == "mul_scalar" and not isinstance(by, str)):
                 weight = ConstantExpr(function, (weight, by))
                 bias = ConstantExpr("product", (bias, by)) if bias else None
             elif step.name == "bias" or (step.name == "add_scalar" and bias):

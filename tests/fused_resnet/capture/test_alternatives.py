@@ -65,7 +65,7 @@ def error(network, model, x, store):
     ("make", "size", "names"),
     [
         (lambda: ResNet("basic"), 32, ["conv1.c4", "conv1.c8", "conv1.stem", "conv1.stem_pool"]),
-        (ARCHITECTURES["senet"], 16, ["stem.0.c4", "stem.0.c8", "stem.0.stem", "block.se.folded"]),
+        (ARCHITECTURES["senet"], 16, ["stem.0.c4", "stem.0.c8", "stem.0.stem", "block.se.folded", "block.body.block"]),
         (pooled_projection, 16, ["0.c4", "0.c8", "0.stem", "2.pooled"]),
         (transposed, 16, ["0.c4", "0.c8", "0.stem", "1.shuffle", "3.shuffle"]),
     ],
