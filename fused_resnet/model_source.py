@@ -16,12 +16,11 @@ from torch import nn
 from autotune.core import CaptureError, of_capability, require_one_of
 from autotune.ir import BYTE_FORMATS, BYTE_PRECISIONS, TENSOR_DTYPES, CallerTensor, Network, dtype_name
 from autotune.runtime.engine import StateWatch
-from fused_resnet.arguments import ONE_TENSOR, Signature, check_arguments
+from fused_resnet.call import ONE_TENSOR, Result, Signature, check_arguments, joint
 from fused_resnet.guards import Guards, guards
 from fused_resnet.networks import se_resnet9_fixup, se_resnet9_fixup_layers
 from fused_resnet.precisions import PRECISIONS, TF32
 from fused_resnet.quantization import CalibratedScales
-from fused_resnet.result import Result, joint
 from fused_resnet.torch_op import InputError
 
 if TYPE_CHECKING:

@@ -17,13 +17,26 @@ from autotune.ir import TENSOR_DTYPES, Network
 from autotune.libraries import inductor
 from autotune.runtime import ExecutionContext, NetworkPlan
 from fused_resnet import torch_op
-from fused_resnet.arguments import ONE_TENSOR, Signature, check_arguments, positions, put_together, take_apart
-from fused_resnet.call_cache import CallCache, is_contiguous
-from fused_resnet.input_tensors import autocast, check_input, current_stream
+from fused_resnet.call import (
+    ONE_TENSOR,
+    CallCache,
+    Signature,
+    autocast,
+    check_arguments,
+    check_input,
+    converted,
+    current_stream,
+    empty_result,
+    fits,
+    is_contiguous,
+    mark_written,
+    module_state,
+    positions,
+    put_together,
+    take_apart,
+)
 from fused_resnet.model_source import Captured, ModelSource, Named
-from fused_resnet.module_state import module_state
 from fused_resnet.plan_warnings import warn_of_plan
-from fused_resnet.result_tensors import converted, empty_result, fits, mark_written
 from fused_resnet.torch_op import InputError
 from fused_resnet.weight_changes import warn_of_late_change, watch_optimizers
 from tuning_db import open_reader, public_keys

@@ -35,7 +35,7 @@ from autotune_cli.command_line import add_device, add_model, positive, torch_dev
 from autotune_cli.main import run_program
 from autotune_cli.models import load
 from fused_resnet import FusedResNet
-from fused_resnet.call_cache import CallCache
+from fused_resnet.call import CallCache
 
 BURST = 20
 """Calls between two synchronizations: few enough that the driver's launch queue does not fill and block the host."""

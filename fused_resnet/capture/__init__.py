@@ -18,13 +18,12 @@ from autotune.ir import (
     input_name,
     tensor_dtype_name,
 )
-from fused_resnet.arguments import Signature
+from fused_resnet.call import Result, Signature
 from fused_resnet.capture.alternatives import alternatives
 from fused_resnet.capture.lower import Lowering
 from fused_resnet.capture.operators import HANDLERS
 from fused_resnet.capture.torch_calls import whole_network
 from fused_resnet.capture.trace import trace
-from fused_resnet.result import Result
 
 __all__ = ["CapturedModule", "Rewrite", "capture", "capture_module"]
 

@@ -21,7 +21,7 @@ from torch.fx.experimental import proxy_tensor
 
 from autotune.core import CaptureError, in_one_line
 from autotune.ir import TENSOR_DTYPES
-from fused_resnet.arguments import Signature, put_together
+from fused_resnet.call import Signature, put_together
 from fused_resnet.capture.as_operators import AsOperators
 from fused_resnet.capture.graph_trace import TracedGraph, trace_graph
 from fused_resnet.capture.in_place import forget_tensors

@@ -16,12 +16,11 @@ from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
 from autotune.core import CaptureError
 from autotune.ir import DTYPES, ConstantExpr, ConstantSource
-from fused_resnet.arguments import Signature
+from fused_resnet.call import Leaf, Result, Signature
 from fused_resnet.capture.export import check, export
 from fused_resnet.capture.in_place import Program, ambiguous_views, without_changes
 from fused_resnet.capture.nodes import CASTS, COPIES, arguments, name_of, path
 from fused_resnet.inert_regions import inline_inert_regions
-from fused_resnet.result import Leaf, Result
 
 LARGEST_CONSTANT = 4096
 """Largest number of elements of a tensor that `forward` makes itself; a larger one must be a buffer."""

@@ -28,7 +28,7 @@ from torch import nn
 from autotune.core import CaptureError
 from autotune.ir import ByteFormat, ConstantExpr, ConstantSource, Epilogue, Layer, Network
 from autotune.ir.operators import Cast, Conv2d, Gemm
-from fused_resnet.arguments import Signature
+from fused_resnet.call import Signature
 from fused_resnet.capture import CapturedModule, capture, capture_module
 from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value
 from fused_resnet.capture.pointwise import number

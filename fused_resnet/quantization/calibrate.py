@@ -21,9 +21,8 @@ from torch import nn
 from autotune.core import ProblemError, require_one_of
 from autotune.ir import BYTE_PRECISIONS, S8, Layer
 from autotune.libraries.tf32 import full_float32
-from fused_resnet.arguments import Signature, check_arguments, positions, take_apart
+from fused_resnet.call import Signature, check_arguments, module_state, positions, take_apart
 from fused_resnet.capture import capture_module
-from fused_resnet.module_state import module_state
 from fused_resnet.quantization.bias_correction import bias_corrections, has_room
 from fused_resnet.quantization.byte_rules import layers_with
 from fused_resnet.quantization.ranges import DEFAULT_METHOD, METHODS, MagnitudeHistogram, range_of

@@ -44,7 +44,7 @@ from autotune_cli import record
 from autotune_cli.command_line import add_device, output, positive, torch_device
 from autotune_cli.main import run_program
 from fused_resnet import FusedResNet
-from fused_resnet.module_state import module_state
+from fused_resnet.call import module_state
 from tuning_db import open_reader
 
 FACTOR = 8.0

@@ -39,7 +39,7 @@ from autotune.runtime import BoundLayer, ExecutionContext, NetworkPlan, bind_lay
 from autotune_cli.command_line import add_device, add_model, positive, torch_device
 from autotune_cli.main import run_program
 from autotune_cli.models import load
-from fused_resnet.module_state import module_state
+from fused_resnet.call import module_state
 from fused_resnet.networks import se_resnet9_fixup
 from tuning_db import open_reader
 from tuning_db.protocols import Database, Device, Measurement

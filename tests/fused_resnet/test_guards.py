@@ -10,7 +10,7 @@ from torch import nn
 
 from autotune.core import CaptureError
 from fused_resnet import FusedResNet, InputError
-from fused_resnet.arguments import ONE_TENSOR
+from fused_resnet.call import ONE_TENSOR
 from fused_resnet.guards import guards
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")

@@ -7,7 +7,7 @@ import torch
 from seed_network import fused, images
 
 from fused_resnet import FusedResNet, InputError
-from fused_resnet.arguments import ONE_TENSOR
+from fused_resnet.call import ONE_TENSOR
 from fused_resnet.torch_op import is_traced
 from tuning_db import Store
 

@@ -12,7 +12,7 @@ from gpu_network import BATCH, LIMIT, fused, images, precise
 from processes import in_threads, process
 
 from fused_resnet import InputError
-from fused_resnet.arguments import ONE_TENSOR
+from fused_resnet.call import ONE_TENSOR
 from fused_resnet.networks import se_resnet9_fixup
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*is not tuned")]

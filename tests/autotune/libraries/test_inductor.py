@@ -21,8 +21,8 @@ from autotune.libraries import inductor
 from autotune.measure import Worker
 from autotune.runtime import Candidate, ExecutionContext, NetworkPlan
 from fused_resnet import FusedResNet
+from fused_resnet.call import module_state
 from fused_resnet.capture import capture
-from fused_resnet.module_state import module_state
 from tuning_db import open_reader
 
 CPU = torch.device("cpu")

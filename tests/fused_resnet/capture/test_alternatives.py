@@ -22,8 +22,8 @@ from autotune.ir.operators import (
     SeGates,
 )
 from autotune.runtime import ExecutionContext, NetworkPlan
+from fused_resnet.call import module_state
 from fused_resnet.capture import capture
-from fused_resnet.module_state import module_state
 from fused_resnet.networks import se_resnet9_fixup
 from tuning_db import Store
 

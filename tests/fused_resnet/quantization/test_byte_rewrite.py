@@ -31,7 +31,7 @@ from autotune.runtime import (
 )
 from autotune.runtime.network_plan import execute
 from fused_resnet import Activation, FusedResNet
-from fused_resnet.module_state import module_state
+from fused_resnet.call import module_state
 from fused_resnet.quantization import capture_bytes
 from fused_resnet.quantization.calibrate import calibrate
 from tuning_db import open_reader

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from autotune.runtime import ACCESS
-from fused_resnet.call_cache import is_contiguous
+from fused_resnet.call.call_cache import is_contiguous
 from fused_resnet.torch_op import InputError
 
 

@@ -18,9 +18,8 @@ from autotune.ir import CallerTensor
 from autotune.runtime import KernelChoice, bind_layer, caller_slots, make_buffers, make_runs
 from autotune.runtime.network_plan import execute
 from fused_resnet import FusedResNet, InputError
-from fused_resnet.arguments import ONE_TENSOR, Signature, put_together, take_apart
+from fused_resnet.call import ONE_TENSOR, Signature, module_state, put_together, take_apart
 from fused_resnet.capture import capture_module
-from fused_resnet.module_state import module_state
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
 

@@ -36,7 +36,7 @@ def test_the_engine_runs_what_it_knows(tuned_db):
 
 
 def test_an_older_torch_takes_the_long_way(tuned_db, monkeypatch):
-    monkeypatch.setattr("fused_resnet.call_cache.EXCHANGE", None)
+    monkeypatch.setattr("fused_resnet.call.call_cache.EXCHANGE", None)
     network, x = fused(tuned_db), images(2)
     y = network(x)
     assert shortly(network, x) is None and torch.equal(network(x), y)
