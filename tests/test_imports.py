@@ -29,11 +29,9 @@ RUNTIME = {
         "launch",
         "location",
         "opening",
-        "origin",
         "ranking",
         "reader",
-        "row_digests",
-        "signature",
+        "trust",
     },
 }
 """What running SE-ResNet9-Fixup from a file loads of each package: the first result waits for all of it."""

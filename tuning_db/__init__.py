@@ -7,7 +7,7 @@ from tuning_db.errors import DatabaseError
 from tuning_db.launch import launch_text
 from tuning_db.opening import open_reader
 from tuning_db.reader import Reader
-from tuning_db.signature import public_keys
+from tuning_db.trust.signature import public_keys
 
 if TYPE_CHECKING:
     from tuning_db.store import Store

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tuning_db.errors import DatabaseError
 from tuning_db.location import Location, is_address, is_remote
 from tuning_db.reader import Reader
-from tuning_db.signature import TRUSTED, public_keys
+from tuning_db.trust.signature import TRUSTED, public_keys
 
 if TYPE_CHECKING:
     from tuning_db import protocols

@@ -12,9 +12,9 @@ from sqlalchemy.orm import Session, joinedload
 
 from tuning_db.blob import decompress
 from tuning_db.errors import explained
-from tuning_db.origin import Origin
 from tuning_db.ranking import ranked
 from tuning_db.schema import Base, Device, Environment, KernelRow, Library, Measurement, PlanRow, ProblemRow
+from tuning_db.trust.origin import Origin
 
 if TYPE_CHECKING:
     from tuning_db import protocols

@@ -15,13 +15,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from tuning_db import file_lock, row_digests
+from tuning_db import file_lock
 from tuning_db.blob import decompress
 from tuning_db.errors import DatabaseError, explained
 from tuning_db.location import check, connect
-from tuning_db.origin import Origin
 from tuning_db.ranking import ranked
-from tuning_db.signature import TRUSTED, Content, is_signed
+from tuning_db.trust import row_digests
+from tuning_db.trust.origin import Origin
+from tuning_db.trust.signature import TRUSTED, Content, is_signed
 
 if TYPE_CHECKING:
     from tuning_db import protocols
@@ -91,7 +92,8 @@ class Reader:
 
     Args:
         path: The file.
-        keys: Public keys (signature.py), one of which must have signed the database; without any it may be unsigned.
+        keys: Public keys (trust/signature.py), one of which must have signed the database; without any it may be
+            unsigned.
         name: Name of the database in messages; the path by default.
     """
 

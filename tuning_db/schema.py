@@ -78,7 +78,7 @@ class KernelRow(Base):
     launch_names: Mapped[list[str]] = mapped_column(JSON, default=list, doc="launch values in the order of the kernel")
     error: Mapped[str | None] = mapped_column(doc="message of the compiler")
     library_id: Mapped[int | None] = mapped_column(ForeignKey("library.id"), doc="the binary that holds it")
-    digest: Mapped[str | None] = mapped_column(doc="SHA-256 of what running reads of the row; see row_digests.py")
+    digest: Mapped[str | None] = mapped_column(doc="SHA-256 of what running reads of the row; see trust/row_digests.py")
     library: Mapped[Library | None] = relationship()
 
 
@@ -102,7 +102,7 @@ class Measurement(Base):
     details: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict, doc="docs/internals/measurement.md lists them")
     recorded: Mapped[str | None] = mapped_column(doc="UTC, for information only: clocks jump, so nothing depends on it")
     environment_id: Mapped[int | None] = mapped_column(ForeignKey("environment.id"))
-    digest: Mapped[str | None] = mapped_column(doc="SHA-256 of what running reads of the row; see row_digests.py")
+    digest: Mapped[str | None] = mapped_column(doc="SHA-256 of what running reads of the row; see trust/row_digests.py")
     kernel: Mapped[KernelRow] = relationship()
     problem: Mapped[ProblemRow] = relationship()
     device: Mapped[Device] = relationship()
@@ -130,11 +130,11 @@ class PlanRow(Base):
     )
     recorded: Mapped[str | None] = mapped_column(doc="UTC, for information only: clocks jump, so nothing depends on it")
     environment_id: Mapped[int | None] = mapped_column(ForeignKey("environment.id"))
-    digest: Mapped[str | None] = mapped_column(doc="SHA-256 of what running reads of the row; see row_digests.py")
+    digest: Mapped[str | None] = mapped_column(doc="SHA-256 of what running reads of the row; see trust/row_digests.py")
 
 
 class Signature(Base):
-    """A signature of all that running reads of the database, by the owner of a key; see signature.py."""
+    """A signature of all that running reads of the database, by the owner of a key; see trust/signature.py."""
 
     __tablename__ = "signature"
     key: Mapped[str] = mapped_column(primary_key=True, doc="the public Ed25519 key: base64 of its 32 bytes")

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from tuning_db import process_id, remote, row_digests, sqlite_backend
+from tuning_db import process_id, remote, sqlite_backend
 from tuning_db.blob import compress, digest_of
 from tuning_db.errors import DatabaseError, explained
 from tuning_db.launch import launch_text
@@ -29,6 +29,7 @@ from tuning_db.schema import (
     ProblemRow,
     Signature,
 )
+from tuning_db.trust import row_digests
 
 Row = TypeVar("Row", bound=Base)
 

@@ -21,7 +21,8 @@ from repository import ROOT, SCRIPTS
 
 from fused_resnet import FusedResNet
 from fused_resnet.networks import se_resnet9_fixup
-from tuning_db import DatabaseError, Store, signature
+from tuning_db import DatabaseError, Store
+from tuning_db.trust import signature
 
 DATABASES = ROOT / "docs" / "guide" / "databases.md"
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuning_db import Store, row_digests
+from tuning_db import Store
 from tuning_db.schema import Base
+from tuning_db.trust import row_digests
 
 LIBRARY = {"kind": "device_image", "target": "sm_90", "flags": "-O3", "cutlass": "4", "abi_version": 1}
 CONV = "conv2d n={n} h=4 w=4 c=8 k=8 r=1 s=1 stride=1,1 pad=0,0 dilation=1,1 groups=1 dtype=f32 epilogue=none"

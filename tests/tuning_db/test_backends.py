@@ -14,7 +14,8 @@ from kill_tuner import tuner
 from processes import HANG
 from repository import ROOT
 
-from tuning_db import DatabaseError, Store, json_export, open_reader, postgres_backend, process_id
+from tuning_db import DatabaseError, Store, open_reader, postgres_backend, process_id
+from tuning_db.share import json_export
 
 
 @pytest.fixture(params=["file", pytest.param("server", marks=pytest.mark.process)])

@@ -19,9 +19,10 @@ from processes import TUNED_BATCH
 
 from fused_resnet import FusedResNet, tune
 from fused_resnet.networks import se_resnet9_fixup
-from tuning_db import DatabaseError, Reader, Store, open_reader, remote, signature
+from tuning_db import DatabaseError, Reader, Store, open_reader, remote
 from tuning_db.location import is_address, is_remote
-from tuning_db.pack import merge, pack
+from tuning_db.share.pack import merge, pack
+from tuning_db.trust import signature
 
 ABSENT = "0" * 64
 MIB = 2**20

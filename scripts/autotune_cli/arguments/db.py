@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from autotune_cli.command_line import database, positive, seconds
-from tuning_db.signature import TRUSTED
+from tuning_db.trust.signature import TRUSTED
 
 OBJECTIVES = ("time", "time-workspace", "energy")
 """Names of autotune.tuner.OBJECTIVES."""

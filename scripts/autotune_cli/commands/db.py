@@ -20,13 +20,15 @@ from autotune.ir import parse
 from autotune.report import StoredResources
 from autotune.tuner import DEFAULT_OBJECTIVES, format_config, layer_winners, optuna_export
 from autotune_cli.tables import winners
-from tuning_db import DatabaseError, Reader, Store, diff, json_export, remote, signature
+from tuning_db import DatabaseError, Reader, Store, remote
 from tuning_db.location import SCHEMA_VERSION, Location, check, file_of, is_address, is_remote
-from tuning_db.merge import Outcome
-from tuning_db.pack import merge, new_database, pack
 from tuning_db.schema import Measurement
-from tuning_db.snapshot import read
-from tuning_db.sync import Moved, Sync
+from tuning_db.share import diff, json_export
+from tuning_db.share.merge import Outcome
+from tuning_db.share.pack import merge, new_database, pack
+from tuning_db.share.snapshot import read
+from tuning_db.share.sync import Moved, Sync
+from tuning_db.trust import signature
 
 
 def info(store: Store, console: Console) -> None:

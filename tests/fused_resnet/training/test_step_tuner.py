@@ -24,7 +24,7 @@ from fused_resnet.training.kernels.winners import layout_of
 from fused_resnet.training.step_tuner import tune_step_plan
 from fused_resnet.training.trained_step import TrainedModule
 from tuning_db import Store
-from tuning_db.pack import pack
+from tuning_db.share.pack import pack
 
 pytestmark = [
     pytest.mark.compile,

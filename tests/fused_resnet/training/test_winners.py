@@ -12,7 +12,7 @@ from training_networks import Small, images
 from autotune.libraries import inductor
 from fused_resnet.training import Winners, step_problems
 from tuning_db import Reader
-from tuning_db.pack import pack
+from tuning_db.share.pack import pack
 
 pytestmark = pytest.mark.compile
 
@@ -63,7 +63,7 @@ def test_times_of_a_device_whose_code_does_not_run_here_set_no_limit(step_db, tm
 
 
 def test_a_packed_database_has_the_same_winners(step_db, tmp_path, monkeypatch):
-    monkeypatch.setattr("tuning_db.pack.KEPT", 1)
+    monkeypatch.setattr("tuning_db.share.pack.KEPT", 1)
     pack([step_db], tmp_path / "packed.db")
     found, packed, cpu = Winners(step_db), Winners(str(tmp_path / "packed.db")), torch.device("cpu")
     for name, problem in step_problems(Small(), [images()]).named.items():

@@ -13,14 +13,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuning_db import row_digests
 from tuning_db.blob import decompress
 from tuning_db.errors import DatabaseError
 from tuning_db.location import SCHEMA_VERSION
-from tuning_db.merge import Outcome, merge_into
 from tuning_db.schema import Base
-from tuning_db.snapshot import TABLES, Row, Snapshot, read
+from tuning_db.share.merge import Outcome, merge_into
+from tuning_db.share.snapshot import TABLES, Row, Snapshot, read
 from tuning_db.store import Store
+from tuning_db.trust import row_digests
 
 FORMAT = "autotune tuning database"
 

@@ -7,7 +7,7 @@ the one that it wrote before. Of the newest plans of both databases this one bec
 - otherwise the faster one.
 
 A plan that both had after the last pass and that one of them has replaced since is removed from the other.
-Plans are recognised by their digests, which cover all that running reads of them (row_digests.py).
+Plans are recognised by their digests, which cover all that running reads of them (trust/row_digests.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from tuning_db.schema import Base
-from tuning_db.snapshot import Row, Snapshot, comparable_rows, without_id
+from tuning_db.share.snapshot import Row, Snapshot, comparable_rows, without_id
 
 Network = tuple[str, str]
 """The name of a device, and the key of a network."""

@@ -11,7 +11,8 @@ from fuzzing import damaged_json, damages, fuzz
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuning_db import DatabaseError, Store, json_export
+from tuning_db import DatabaseError, Store
+from tuning_db.share import json_export
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,9 @@ import shutil
 import pytest
 from databases import LIBRARY, identity
 
-from tuning_db import DatabaseError, Reader, Store, open_reader, signature
-from tuning_db.origin import ALLOW, Origin
+from tuning_db import DatabaseError, Reader, Store, open_reader
+from tuning_db.trust import signature
+from tuning_db.trust.origin import ALLOW, Origin
 
 OTHER = 12345  # a uid that is not ours
 NATIVE = {**LIBRARY, "kind": "shared_library", "compiler": "c"}

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 
 from tuning_db.errors import DatabaseError
 from tuning_db.schema import Base
-from tuning_db.snapshot import (
+from tuning_db.share.snapshot import (
     TABLES,
     Row,
     Snapshot,

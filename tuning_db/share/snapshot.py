@@ -15,9 +15,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from tuning_db import row_digests
 from tuning_db.schema import Base
 from tuning_db.store import Store
+from tuning_db.trust import row_digests
 
 Row = dict[str, Any]
 Snapshot = dict[str, list[Row]]

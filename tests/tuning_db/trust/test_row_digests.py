@@ -10,8 +10,8 @@ from databases import fill, rows
 from repository import ROOT
 
 from tuning_db import DatabaseError, Store
-from tuning_db.pack import merge
-from tuning_db.snapshot import read
+from tuning_db.share.pack import merge
+from tuning_db.share.snapshot import read
 
 IDENTITY = "json_array(k.family, k.config, k.dtype, k.epilogue, k.target)"
 

@@ -15,10 +15,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from databases import CONV, fill, renew_digests, rows
 
-from tuning_db import DatabaseError, Reader, Store, json_export, open_reader, shipped_databases, signature
-from tuning_db.merge import merge_into
-from tuning_db.signature import TRUSTED, generate, private_key, public_key, public_keys
-from tuning_db.snapshot import read
+from tuning_db import DatabaseError, Reader, Store, open_reader, shipped_databases
+from tuning_db.share import json_export
+from tuning_db.share.merge import merge_into
+from tuning_db.share.snapshot import read
+from tuning_db.trust import signature
+from tuning_db.trust.signature import TRUSTED, generate, private_key, public_key, public_keys
 
 LAUNCHED = "SELECT id FROM measurement WHERE status = 'ok'"
 

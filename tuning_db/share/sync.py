@@ -20,10 +20,10 @@ import sqlalchemy as sa
 from tuning_db import remote
 from tuning_db.errors import DatabaseError
 from tuning_db.location import Location, is_address, is_remote
-from tuning_db.merge import merge_rows
-from tuning_db.plans_in_step import Plans, lacking, newest, put_last, remove, without_replaced
 from tuning_db.schema import Base, Device, KernelRow, Library
-from tuning_db.snapshot import TABLES, Snapshot, comparable_rows, read
+from tuning_db.share.merge import merge_rows
+from tuning_db.share.plans_in_step import Plans, lacking, newest, put_last, remove, without_replaced
+from tuning_db.share.snapshot import TABLES, Snapshot, comparable_rows, read
 from tuning_db.store import Store
 
 State = list[object]

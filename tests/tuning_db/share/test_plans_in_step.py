@@ -4,7 +4,7 @@ import pytest
 from databases import identity
 
 from tuning_db import Store
-from tuning_db.sync import Moved, Sync
+from tuning_db.share.sync import Moved, Sync
 
 NETWORK = "net n=1"
 

@@ -7,11 +7,12 @@ from contextlib import closing
 import pytest
 from databases import CONV, LIBRARY, fill, identity, told
 
-from tuning_db import DatabaseError, Store, diff, json_export
+from tuning_db import DatabaseError, Store
 from tuning_db.location import SCHEMA_VERSION
-from tuning_db.merge import merge_into
-from tuning_db.pack import KEPT, merge, pack
-from tuning_db.snapshot import read
+from tuning_db.share import diff, json_export
+from tuning_db.share.merge import merge_into
+from tuning_db.share.pack import KEPT, merge, pack
+from tuning_db.share.snapshot import read
 
 
 def binaries(path):

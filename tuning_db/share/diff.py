@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tuning_db.launch import launch_text
 from tuning_db.schema import Measurement
-from tuning_db.snapshot import TABLES, Snapshot, comparable_rows
+from tuning_db.share.snapshot import TABLES, Snapshot, comparable_rows
 from tuning_db.store import Store
 
 

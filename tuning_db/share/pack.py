@@ -17,10 +17,10 @@ from tuning_db.blob import recompress
 from tuning_db.errors import DatabaseError
 from tuning_db.launch import launch_text
 from tuning_db.location import Location
-from tuning_db.merge import Outcome, merge_into
 from tuning_db.ranking import ranked
 from tuning_db.schema import Measurement
-from tuning_db.snapshot import TABLES, Snapshot, read
+from tuning_db.share.merge import Outcome, merge_into
+from tuning_db.share.snapshot import TABLES, Snapshot, read
 from tuning_db.store import Store
 
 KEPT = 3

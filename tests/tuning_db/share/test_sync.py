@@ -10,8 +10,8 @@ import pytest
 from databases import CONV, LIBRARY, fill, identity
 
 from tuning_db import DatabaseError, Store
-from tuning_db.snapshot import TABLES, comparable_rows, compiled_key, read
-from tuning_db.sync import Moved, Sync
+from tuning_db.share.snapshot import TABLES, comparable_rows, compiled_key, read
+from tuning_db.share.sync import Moved, Sync
 
 COMPARED = [table for table in TABLES if table != "library"]
 

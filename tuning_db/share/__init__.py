@@ -1,0 +1,1 @@
+"""What is exchanged between databases: their rows, differences, merges and exports."""
