@@ -255,7 +255,7 @@ def _run(store: Store, target: TuningTarget, request: TuneRequest, limits: TuneL
 
 def _show_end(progress: LineProgress, tuner: Tuner, target: TuningTarget, request: TuneRequest) -> None:
     """Write the time of the network, or that of its layers; warn if this process would not find them."""
-    from autotune.tuner import layer_winners, outcome_text, sum_us
+    from autotune.tuner import SLOWED, layer_winners, outcome_text, sum_us
 
     if tuner.device is None:
         progress.end("the budget ended before the measuring process had started: give a longer budget")
@@ -265,10 +265,12 @@ def _show_end(progress: LineProgress, tuner: Tuner, target: TuningTarget, reques
         progress.end(f"done: {outcome_text(plan)}; database {where}")
     else:
         layers = [(one.name, one.problem) for one in network.layers] if network else request.named
-        times = [line.time_us for line in layer_winners(tuner.store, tuner.device, layers)]
+        lines = list(layer_winners(tuner.store, tuner.device, layers))
+        times = [line.time_us for line in lines]
         total = sum_us(times)
         timed = f"{sum(map(bool, times))} of {len(times)} layers were timed"
-        says = timed if total is None else f"the layers take {total:.1f} us"
+        slowed = f", {SLOWED}" if any(line.is_throttled for line in lines) else ""
+        says = timed if total is None else f"the layers take {total:.1f} us{slowed}"
         progress.end(f"done: {says}; database {where}")
     here = target.name
     if here != tuner.device.name:

@@ -14,6 +14,7 @@ from rich.console import Console
 from autotune.core import Deadline, device_name
 from autotune.ir import DTYPES
 from autotune.measure import THROTTLED
+from autotune.tuner import SLOWED
 from autotune_cli.record import one_line
 from autotune_cli.tune_request import StepRequest
 from fused_resnet.precisions import TF32
@@ -92,7 +93,7 @@ def compared_text(plan: PlanRow) -> str:
     if INDUCTOR not in torch_us:
         ratios.append(f"not compared with {RUNNERS[INDUCTOR]}")
     if plan.details.get(THROTTLED):
-        ratios.append("while other processes slowed the device down: tune again")
+        ratios.append(SLOWED)
     way = faster_way(plan)
     runner = f"{RUNNERS[way]} runs" if way else "these kernels run"
     return f"{ours:.1f} us on the kernels of the database, {', '.join(ratios)}; {runner} the step"
