@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -30,8 +30,11 @@ from fused_resnet.model_source import Captured, check_precision
 from fused_resnet.module import FusedResNet
 from fused_resnet.options import RunOptions, TuneLimits
 from fused_resnet.torch_op import InputError
-from fused_resnet.tuning import create, database, tune_missing, tune_step
+from fused_resnet.tuning import compare_step_graph, create, database, tune_missing, tune_step
 from tuning_db import DatabaseError
+
+if TYPE_CHECKING:
+    from fused_resnet.training import StepProblems
 
 TUNE = {
     "off": "use what the database has",
@@ -187,7 +190,7 @@ def _training_step(graph_module: fx.GraphModule, example_inputs: Sequence[Any], 
     if found is not None and options.tunes:
         try:
             with torch.inference_mode(False):
-                tune_step("a training step", found.to_tune(), device, options.database, options.limits, _started())
+                _tune_step(found, graph_module, example_inputs, device, options)
         except AutotuneError as error:  # no compiler, a full disk: the step runs on what there is
             warnings.warn(f"the tune ended early: {error}", stacklevel=2)
     winners = Winners(options.database, options.trusted_keys)
@@ -207,6 +210,23 @@ def _training_step(graph_module: fx.GraphModule, example_inputs: Sequence[Any], 
                 stacklevel=3,
             )
     return compile_step(graph_module, example_inputs, winners, device, options.cuda_graphs, options.direct_gradients)
+
+
+def _tune_step(
+    found: StepProblems,
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    device: torch.device,
+    options: CompileOptions,
+) -> None:
+    """Tune the problems of a training step that the database lacks and, on a CPU, compare the step with torch."""
+    from fused_resnet.runs import STEP_SHARE
+
+    started, compares = _started(), device.type == "cpu" and bool(found.of_layers)
+    where, limits, kept = options.database, options.limits, STEP_SHARE if compares else 0.0
+    is_new = tune_step("a training step", found.to_tune(), device, where, limits, started, kept)
+    if compares:
+        compare_step_graph(graph_module, example_inputs, found.of_layers, where, limits, started, again=is_new)
 
 
 def _training_device(tensors: Sequence[torch.Tensor], options: CompileOptions) -> torch.device:

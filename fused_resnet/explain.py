@@ -47,6 +47,7 @@ class Explanation:
         rows: One row for each layer, in order.
         network_us: Time of the whole network in microseconds, if it was tuned as a whole.
         torch_us: Times of torch's operators for the whole network in the rounds of that time, by candidate.
+        is_throttled: Whether the device was slowed down in these rounds.
         arena_bytes: Memory of activations for one stream, shared by those that are not needed at the same time.
         buffer_bytes: Memory of activations without sharing.
         context_bytes: All memory of one stream: activations and workspaces.
@@ -60,6 +61,7 @@ class Explanation:
     buffer_bytes: int
     context_bytes: int
     kept: Mapping[str, str] = field(default_factory=dict)
+    is_throttled: bool = False
 
     @property
     def expected_us(self) -> float | None:
@@ -115,6 +117,8 @@ class Explanation:
         told = [f"{name} takes {us:.1f} us in the same run" for name, us in fastest.items()]
         if "torch.compile" not in fastest:
             told.append("it was not compared with torch.compile, which a longer tune does")
+        if self.is_throttled:
+            told.append("other processes or heat slowed the device down meanwhile: tune again")
         return "; ".join(told)
 
     def _kept_layers(self) -> str:
@@ -126,6 +130,8 @@ class Explanation:
 
 def explain(context: ExecutionContext, store: Database) -> Explanation:
     """Return the table of what a context runs, with the times that the database has."""
+    from autotune.measure import THROTTLED  # not needed to run a network
+
     plan = context.plan
     device = store.device(device_name(plan.device))
     settled = store.plan(device, plan.network.key) if device else None
@@ -137,6 +143,7 @@ def explain(context: ExecutionContext, store: Database) -> Explanation:
         sum(operand.bytes for operand in plan.buffers.values()),
         context.bytes,
         plan.network.kept,
+        bool(settled and settled.details.get(THROTTLED)),
     )
 
 

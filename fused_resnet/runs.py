@@ -28,6 +28,8 @@ from tuning_db import Store, shipped_databases
 END_SHARE, END_SECONDS = 0.05, 10.0
 """Share of the budget, and most seconds, that are kept for the end: the summary, closing the database, ending
 processes."""
+STEP_SHARE = 0.25
+"""Share of a run's time that is left for training steps as a whole."""
 
 
 @dataclass(frozen=True)

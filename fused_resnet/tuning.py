@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
-from torch import nn
+from torch import fx, nn
 
-from autotune.core import paths
+from autotune.core import in_one_line, paths
 from autotune.ir import Network, Problem
 from fused_resnet.model_source import Captured
 from fused_resnet.module import FusedResNet, plain_of
@@ -134,6 +135,7 @@ def tune_step(
     where: str,
     limits: TuneLimits,
     started: float | None = None,
+    kept: float = 0.0,
 ) -> bool:
     """Tune those problems of a training step that a database lacks for a device, as tune_missing does.
 
@@ -144,6 +146,7 @@ def tune_step(
         where: The database.
         limits: The limits of the run.
         started: As for tune_missing.
+        kept: Share of the time that is left for the step as a whole.
     """
     from autotune.tuner import TuningTarget, missing_problems, step_request
     from tuning_db import Store
@@ -153,8 +156,48 @@ def tune_step(
         lacking = missing_problems(store, target, list(named.items()), _searched(target, limits))
         request = step_request("problems", title, lacking, target.arch)
         if request.named:
-            _run(store, target, request, limits, started)
+            _run(store, target, request, limits, started, kept)
     return bool(request.named)
+
+
+def compare_step_graph(
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    problems: Sequence[Problem],
+    where: str,
+    limits: TuneLimits,
+    started: float,
+    again: bool,
+) -> None:
+    """Compare a training step on a CPU with the step as torch runs it, unless the database has a comparison.
+
+    Args:
+        graph_module: The step, a graph of Dynamo.
+        example_inputs: Dynamo's example of each argument.
+        problems: The problems of its layers.
+        where: The database, in which they were tuned.
+        limits: The limits of the run.
+        started: As for tune_missing.
+        again: Compare it also if the database has a comparison.
+    """
+    from autotune.tuner import TuningTarget
+    from fused_resnet.runs import work_deadline
+    from fused_resnet.training.step_comparison import compare_graph, compared_text
+
+    target = TuningTarget.of_device(torch.device("cpu"))
+    until = work_deadline(_budget(target, limits), started)
+    try:
+        plan = compare_graph(where, graph_module, example_inputs, problems, until, again)
+    except Exception as error:  # compiling may fail in any way, and the problems are tuned
+        warnings.warn(f"the training step is not compared with torch: {in_one_line(error)}", stacklevel=3)
+        return
+    if plan:
+        print(f"autotune: a training step: {compared_text(plan)}", file=sys.stderr)
+
+
+def _budget(target: TuningTarget, limits: TuneLimits) -> float:
+    """Return the seconds of a run."""
+    return target.budget if limits.seconds is None else limits.seconds
 
 
 def _searched(target: TuningTarget, limits: TuneLimits) -> Searched:
@@ -163,20 +206,28 @@ def _searched(target: TuningTarget, limits: TuneLimits) -> Searched:
     return Searched(
         limits.families,
         limits.trials or target.trials,
-        target.budget if limits.seconds is None else limits.seconds,
+        _budget(target, limits),
         bool(inductor_modes(target.device)),
     )
 
 
-def _run(store: Store, target: TuningTarget, request: TuneRequest, limits: TuneLimits, started: float | None) -> None:
-    """Tune what is requested; the budget counts from `started`."""
+def _run(
+    store: Store,
+    target: TuningTarget,
+    request: TuneRequest,
+    limits: TuneLimits,
+    started: float | None,
+    kept: float = 0.0,
+) -> None:
+    """Tune what is requested; the budget counts from `started`, and a share of what is left of it is kept."""
     from autotune.measure import Timing
     from autotune.tuner import LineProgress, Machines
     from fused_resnet.runs import run_options, start_run, work_deadline
 
     assert target.device and target.name
-    budget = target.budget if limits.seconds is None else limits.seconds
-    deadline, timing = work_deadline(budget, started), Timing()
+    budget, timing = _budget(target, limits), Timing()
+    deadline = work_deadline(budget, started)
+    deadline = deadline.before(kept * deadline.left)
     here = Machines.of_this(target.arch.name, [target.device], limits.jobs)
     options = run_options(target, here.jobs, [request], trials=limits.trials, only=limits.families)
     title = f"autotune: tuning {len(request.named)} layers of {request.title} for {target.name}"
@@ -197,7 +248,7 @@ def _run(store: Store, target: TuningTarget, request: TuneRequest, limits: TuneL
 
 def _show_end(progress: LineProgress, tuner: Tuner, target: TuningTarget, request: TuneRequest) -> None:
     """Write the time of the network, or that of its layers; warn if this process would not find them."""
-    from autotune.tuner import layer_winners, outcome_text, sum_us
+    from autotune.tuner import SLOWED, layer_winners, outcome_text, sum_us
 
     if tuner.device is None:
         progress.end("the budget ended before the measuring process had started: give a longer budget")
@@ -207,10 +258,12 @@ def _show_end(progress: LineProgress, tuner: Tuner, target: TuningTarget, reques
         progress.end(f"done: {outcome_text(plan)}; database {where}")
     else:
         layers = [(one.name, one.problem) for one in network.layers] if network else request.named
-        times = [line.time_us for line in layer_winners(tuner.store, tuner.device, layers)]
+        lines = list(layer_winners(tuner.store, tuner.device, layers))
+        times = [line.time_us for line in lines]
         total = sum_us(times)
         timed = f"{sum(map(bool, times))} of {len(times)} layers were timed"
-        says = timed if total is None else f"the layers take {total:.1f} us"
+        slowed = f", {SLOWED}" if any(line.is_throttled for line in lines) else ""
+        says = timed if total is None else f"the layers take {total:.1f} us{slowed}"
         progress.end(f"done: {says}; database {where}")
     here = target.name
     if here != tuner.device.name:

@@ -264,9 +264,11 @@ class CandidateBench(Workload):
         sample = self._sampler(candidate, step, slow_us, max(slow_us, _SLOW_LAUNCH_US) if one_launch else math.inf)
         empty = memory_bytes(self.device)
         rounds = SLOW_SAMPLES if sample.warm_us > slow_us else SAMPLES
-        # On a CPU the compilers of this run may work beside a trial; finals are timed when they have ended.
-        slowed = self._monitor.slowed if self.device.type == "cuda" else lambda: None
-        taken = interleave([sample], rounds, slowed)
+        if self.device.type == "cuda":
+            taken = interleave([sample], rounds, self._monitor.slowed)
+        else:  # a trial does not wait for a quiet machine; finals do
+            taken = interleave([sample], rounds)
+            taken = replace(taken, throttled=rounds if self._monitor.slowed_beside_run() else 0)
         state = self._monitor.state()
         if memory_bytes(self.device) - empty > LEAK_BYTES and (grown := self._leaked(sample)):
             launches = rounds * sample.launches

@@ -105,8 +105,8 @@ class NetworkBench:
         bound = [[self._bind(one) for one in plan] for plan in plans]
         replays = [self._replay(layers) for layers in bound]
         with turn(self.device):
+            self._monitor.begin()  # before the warm-up: one round is too short to tell the load of a CPU
             samplers = [replay_sampler(replay, self.device) for replay in replays]
-            self._monitor.begin()
             taken = interleave(samplers, rounds, self._monitor.slowed)
         results = [timed(samples, throttling(taken, i)) for i, samples in enumerate(taken.samples)]
         best = min(range(len(plans)), key=lambda i: results[i].median_us or math.inf)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from autotune.measure.cpu_load import CpuLoad
+from autotune.measure.cpu_load import CpuLoad, run_load
 
 REASONS = {
     0x1: "idle",
@@ -34,7 +34,7 @@ power that the GPU may take, the clock that remains is the one at which the kern
 
 
 class Monitor:
-    """One GPU as NVML sees it. For a CPU, and where NVML does not answer, all values but `slowed` are unknown.
+    """One GPU as NVML sees it. For a CPU, and where NVML does not answer, all values are unknown but the load.
 
     Args:
         device: The device as torch names it.
@@ -44,6 +44,7 @@ class Monitor:
         self._handle: Any = None
         self._error: str | None = None
         self._load = CpuLoad() if device.type == "cpu" else None
+        self._run_load = run_load() if device.type == "cpu" else None
         if device.type != "cuda":
             return
         import pynvml
@@ -83,6 +84,10 @@ class Monitor:
         import pynvml
 
         return reason_names((self._query(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0) & SLOWDOWNS)
+
+    def slowed_beside_run(self) -> list[str]:
+        """Return what `slowed` does for a trial, beside which the compilers of the run may work: they do not count."""
+        return self._run_load.slowed() if self._run_load else self.slowed()
 
     def sm_mhz(self) -> float | None:
         """Return the clock of the SMs in MHz; None if it is not known."""

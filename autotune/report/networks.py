@@ -8,6 +8,7 @@ from typing import Any
 from autotune.core import ProblemError
 from autotune.ir import Network, NetworkKey
 from autotune.ir.operators import SpaceToDepth
+from autotune.measure import THROTTLED
 from autotune.report.layers import parsed, runner
 from autotune.report.records import AlternativeTime, Layer, NetworkLayer, NetworkTime
 from autotune.runtime import ActivationPlace
@@ -99,6 +100,7 @@ def _planned(
         spread_us=plan.spread_us,
         winners_us=plan.details.get("alone_us") or None,
         torch_us=plan.details.get("torch_us", {}),
+        is_throttled=bool(plan.details.get(THROTTLED)),
         taken=taken,
         alternatives=tuple(_alternatives(own, by_problem, taken)) if own else (),
         memory=tuple(ActivationPlace(*values) for values in plan.details.get("memory", ())),

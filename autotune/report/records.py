@@ -203,6 +203,7 @@ class NetworkTime:
         spread_us: Interquartile range of the whole network's samples.
         winners_us: Time of the whole network with the winner of each layer.
         torch_us: Times of the whole network on torch's operators, by candidate.
+        is_throttled: Whether the device was slowed down while the network was timed.
         taken: Names of the alternatives that the plan takes.
         alternatives: Times of the alternatives, as far as they are known.
         memory: Places of the activations; none if the plan does not tell them.
@@ -216,6 +217,7 @@ class NetworkTime:
     spread_us: float | None = None
     winners_us: float | None = None
     torch_us: Mapping[str, float] = field(default_factory=dict)
+    is_throttled: bool = False
     taken: tuple[str, ...] = ()
     alternatives: tuple[AlternativeTime, ...] = ()
     memory: tuple[ActivationPlace, ...] = ()

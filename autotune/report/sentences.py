@@ -43,6 +43,8 @@ def about(network: NetworkTime) -> Iterator[str]:
             yield f"With the winner of each layer and without alternatives it takes {number(network.winners_us)} us"
         for name, us in network.torch_us.items():
             yield f"PyTorch's operators for the whole network ({name}) take {number(us)} us"
+        if network.is_throttled:
+            yield "These times are too long, because other processes or heat slowed the device down: tune again"
     else:
         yield "It runs on the code of torch.compile, which was not timed"
     if network.taken:

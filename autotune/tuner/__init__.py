@@ -8,6 +8,7 @@ from autotune.tuner.options import TunerOptions
 from autotune.tuner.phases import PREPARATION, PhaseTime
 from autotune.tuner.progress import LineProgress, Progress, TracedProgress
 from autotune.tuner.report import (
+    SLOWED,
     Failure,
     LayerWinner,
     failures,
@@ -43,6 +44,7 @@ __all__ = [
     "OBJECTIVES",
     "PREPARATION",
     "RECORD",
+    "SLOWED",
     "WAIT",
     "DeviceGroup",
     "Failure",

@@ -18,6 +18,9 @@ from autotune.tuner.objectives import objective_values
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow, Measurement, PlanRow
 
+SLOWED = "while other processes or heat slowed the device down: tune again"
+"""What follows times of which THROTTLED says that they are too long."""
+
 
 @dataclass(frozen=True)
 class LayerWinner:
@@ -31,6 +34,7 @@ class LayerWinner:
         spread_us: Spread of its time in microseconds.
         speed_up: Time of PyTorch's fastest operator / time of the winner, if they were timed in the same rounds.
         share: Time at the device's limit / time of the winner.
+        is_throttled: Whether the device was slowed down while the winner was timed.
     """
 
     layer: str
@@ -40,6 +44,7 @@ class LayerWinner:
     spread_us: float | None = None
     speed_up: float | None = None
     share: float | None = None
+    is_throttled: bool = False
 
 
 def layer_winners(store: Store, device: Device, layers: Sequence[tuple[str, Problem]]) -> Iterator[LayerWinner]:
@@ -56,7 +61,8 @@ def layer_winners(store: Store, device: Device, layers: Sequence[tuple[str, Prob
         operator_us = operators[0].median_us if operators else None
         limit = limit_us(problem, device.flops_per_us, device.bytes_per_us)
         speed_up = operator_us / time if operator_us else None
-        yield LayerWinner(name, problem, format_config(best), time, best.spread_us, speed_up, limit / time)
+        slowed = bool(best.details.get(THROTTLED))
+        yield LayerWinner(name, problem, format_config(best), time, best.spread_us, speed_up, limit / time, slowed)
 
 
 def _are_comparable(one: Measurement, other: Measurement) -> bool:
@@ -80,7 +86,7 @@ def outcome_text(plan: PlanRow) -> str:
     if not any(map(inductor.compiles, plan.details.get("torch_us", {}))):
         others.append("not compared with torch.compile")
     if plan.details.get(THROTTLED):
-        others.append("while other processes or heat slowed the device down: tune again")
+        others.append(SLOWED)
     return ", ".join([f"{plan.median_us:.1f} us", *others])
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
+from torch._dynamo.backends.registry import lookup_backend
 from torch.utils._pytree import tree_leaves
 
 from autotune.runtime import Candidate, candidate
-from fused_resnet.training.compile import trainable
+from fused_resnet.training.compile import Compiled, compile_step, trainable
 from fused_resnet.training.kernels.bound_problem import BoundProblem, Key, bound, counted_calls
 from fused_resnet.training.kernels.winners import Winners
 from tuning_db import Store
@@ -38,6 +40,55 @@ class TrainedModule:
         """The device that the step runs on."""
         return self.inputs[0].device
 
+    def tuned(self, winners: Winners) -> Compiled:
+        """Return the forward pass on tuned kernels, which is compiled by now or when it is called."""
+        return trainable(self.module, winners, self.device, graph=False)
+
+    def compiled(self) -> Compiled:
+        """Return the forward pass as torch.compile runs it, which is compiled by now or when it is called."""
+        compiled: Compiled = torch.compile(self.module, dynamic=False)
+        return compiled
+
+
+@dataclass(frozen=True)
+class TrainedGraph(TrainedModule):
+    """A graph of Dynamo and what a step computes with it; its parameters are among its inputs."""
+
+    module: fx.GraphModule
+
+    @classmethod
+    def of(cls, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> TrainedGraph:
+        """Return a graph with random inputs like Dynamo's examples; the autocast is that of now."""
+        inputs = tuple(_random(one) if isinstance(one, torch.Tensor) else one for one in example_inputs)
+        device = next(one.device.type for one in inputs if isinstance(one, torch.Tensor))
+        autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        return cls(graph_module, inputs, autocast)
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the step runs on."""
+        return next(one.device for one in self.inputs if isinstance(one, torch.Tensor))
+
+    def tuned(self, winners: Winners) -> Compiled:
+        """Return the forward pass on tuned kernels."""
+        return compile_step(copy.deepcopy(self.module), self.inputs, winners, self.device, graph=False)
+
+    def compiled(self) -> Compiled:
+        """Return the forward pass as torch.compile runs it; raises what Inductor raises."""
+        inductor: Callable[..., Compiled] = lookup_backend("inductor")
+        return inductor(copy.deepcopy(self.module), list(self.inputs))
+
+
+def _random(example: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with values: zeros for integers, which are valid as indices, and weights that keep a variance."""
+    made = torch.empty_strided(example.shape, example.stride(), dtype=example.dtype, device=example.device)
+    if not made.is_floating_point():
+        return made.zero_()
+    if not example.requires_grad:
+        return made.uniform_()
+    fan_in = made[0].numel() if made.dim() > 1 else 1
+    return made.normal_(std=fan_in**-0.5).requires_grad_()
+
 
 class Step:
     """A step as one call, which computes the gradients of all parameters.
@@ -49,7 +100,8 @@ class Step:
 
     def __init__(self, trained: TrainedModule, forward: Callable[..., Any]) -> None:
         self._trained, self._forward = trained, forward
-        self._parameters = [one for one in trained.module.parameters() if one.requires_grad]
+        leaves = [one for one in (*trained.module.parameters(), *trained.inputs) if isinstance(one, torch.Tensor)]
+        self._parameters = [one for one in leaves if one.requires_grad]
 
     def __call__(self) -> None:
         """Run the step; the gradients are not kept."""
@@ -74,7 +126,7 @@ class TunedStep(Step):
     """
 
     def __init__(self, trained: TrainedModule, winners: Winners) -> None:
-        super().__init__(trained, trainable(trained.module, winners, trained.device, graph=False))
+        super().__init__(trained, trained.tuned(winners))
         self()  # compiles it
         with counted_calls() as calls:
             self()

@@ -13,20 +13,16 @@ from rich.console import Console
 
 from autotune.core import Deadline, device_name
 from autotune.ir import DTYPES
-from autotune.measure import THROTTLED
 from autotune_cli.record import one_line
 from autotune_cli.tune_request import StepRequest
 from fused_resnet.precisions import TF32
 from fused_resnet.training import step_problems
-from fused_resnet.training.kernels.step_plans import EAGER, INDUCTOR, faster_way, step_key
-from fused_resnet.training.step_comparison import compare_step
+from fused_resnet.training.kernels.step_plans import step_key
+from fused_resnet.training.step_comparison import compare_step, compared_text
 from fused_resnet.training.step_tuner import tune_step_plan
 from fused_resnet.training.trained_step import TrainedModule
 from tuning_db import Store
 from tuning_db.schema import Device, PlanRow
-
-RUNNERS = {EAGER: "eager torch", INDUCTOR: "torch.compile"}
-"""The ways in which torch runs a step, as users call them."""
 
 
 def settle(
@@ -78,24 +74,6 @@ def chosen_text(plan: PlanRow) -> str:
     gain = plan.details["alone_us"] / plan.median_us
     than = "with the kernels that are the fastest alone"
     return f"{plan.median_us:.1f} us as one CUDA graph, {gain:.3f}x faster than {than}"
-
-
-def compared_text(plan: PlanRow) -> str:
-    """Return a sentence about the plan of a step that was compared with torch: the times, and what runs the step."""
-    ours, torch_us = plan.median_us, plan.details["torch_us"]
-    ratios = [
-        f"{us / ours:.2f}x faster than {RUNNERS[way]} ({us:.1f} us)"
-        if us > ours
-        else f"{ours / us:.2f}x slower than {RUNNERS[way]} ({us:.1f} us)"
-        for way, us in torch_us.items()
-    ]
-    if INDUCTOR not in torch_us:
-        ratios.append(f"not compared with {RUNNERS[INDUCTOR]}")
-    if plan.details.get(THROTTLED):
-        ratios.append("while other processes slowed the device down: tune again")
-    way = faster_way(plan)
-    runner = f"{RUNNERS[way]} runs" if way else "these kernels run"
-    return f"{ours:.1f} us on the kernels of the database, {', '.join(ratios)}; {runner} the step"
 
 
 def _trained(request: StepRequest, device: torch.device) -> TrainedModule:

@@ -17,6 +17,7 @@ from autotune.ir import BYTE_FORMATS, Problem
 from autotune.tuner import (
     OBJECTIVES,
     RECORD,
+    SLOWED,
     WAIT,
     Failure,
     LayerWinner,
@@ -64,6 +65,8 @@ def winners(
         table.add_row(f"{len(others)} faster ones", *_sums(others), "", style="dim")
     if is_network and any(line.time_us for line in lines):
         table.add_row("sum", *_sums(lines), "", style="bold")
+    if any(line.is_throttled for line in (*lines, *alternatives)):
+        table.caption, table.caption_justify = f"timed {SLOWED}", "left"
     if alternatives:
         table.add_row("alternatives to one or more layers", style="bold")
         for line in alternatives:

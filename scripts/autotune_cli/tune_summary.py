@@ -11,7 +11,9 @@ from autotune.core import faults
 from autotune.families import serving
 from autotune.ir import BYTE_FORMATS, BYTE_PRECISIONS, WHOLE, Problem
 from autotune.ir.operators import TorchCall
+from autotune.measure import THROTTLED
 from autotune.tuner import (
+    SLOWED,
     Tuner,
     TuneRequest,
     layer_winners,
@@ -74,6 +76,7 @@ def plan_text(plan: PlanRow, fallback: PlanRow | None, is_cuda: bool) -> str:
     gain, taken = plan.details["alone_us"] / plan.median_us, plan.details["alternatives"]
     faster = f"{gain:.2f}x faster than with the winners above" if gain else "and the winners above were not timed"
     text = f"The network {'as one CUDA graph' if is_cuda else 'as a whole'}: {plan.median_us:.1f} us, "
+    text += f"{SLOWED}, " if plan.details.get(THROTTLED) else ""
     whole = plan.details.get("torch_us", {})
     if WHOLE in taken:
         fastest = min(whole, key=whole.__getitem__, default="")
@@ -199,18 +202,19 @@ def _outcome(tuner: Tuner, request: TuneRequest) -> str:
     layers = request.named[: len(request.network.layers)]
     lines = list(layer_winners(tuner.store, tuner.device, layers))
     own, torch = total_us(lines)
+    slowed = f", {SLOWED}" if any(line.is_throttled for line in lines) else ""
     if own is None:
         timed = sum(bool(line.time_us) for line in lines)
         return f"{timed} of its {len(lines)} layers were timed" if timed else ""
     if any(problem.dtype in BYTE_FORMATS for _, problem in layers):
         precision = _precision(request)
         return (
-            f"its layers take {own:.1f} us; torch only emulates {precision}: autotune bench --precision {precision} "
-            "--only fused,fused_full,compile compares it with the network in full precision"
+            f"its layers take {own:.1f} us{slowed}; torch only emulates {precision}: autotune bench --precision "
+            f"{precision} --only fused,fused_full,compile compares it with the network in full precision"
         )
     if torch is None:
-        return f"its layers take {own:.1f} us"
-    return f"its layers take {own:.1f} us, {torch / own:.2f}x faster than torch's operators ({torch:.1f} us)"
+        return f"its layers take {own:.1f} us{slowed}"
+    return f"its layers take {own:.1f} us, {torch / own:.2f}x faster than torch's operators ({torch:.1f} us){slowed}"
 
 
 def _use(request: TuneRequest, database: str) -> str:

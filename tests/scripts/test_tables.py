@@ -1,10 +1,13 @@
 """Texts of the tables that several subcommands print."""
 
+import io
+
 import pytest
+from rich.console import Console
 
 from autotune.ir import parse
-from autotune.tuner import Failure, LayerWinner
-from autotune_cli.tables import failure_counts, total_us
+from autotune.tuner import SLOWED, Failure, LayerWinner
+from autotune_cli.tables import failure_counts, total_us, winners
 
 pytestmark = pytest.mark.unit
 
@@ -29,3 +32,11 @@ def test_there_is_no_sum_of_lines_some_of_which_have_no_time():
     timed, untimed = LayerWinner("a", problem, "w", time_us=2.0, speed_up=50.0), LayerWinner("b", problem, "-")
     assert total_us([timed, timed]) == (4.0, 200.0)
     assert total_us([timed, untimed]) == (None, None)
+
+
+@pytest.mark.parametrize("is_throttled", [False, True])
+def test_a_table_of_times_that_other_processes_have_made_longer_says_so(is_throttled):
+    problem, printed = parse("gemm m=4 n=4 k=4 dtype=f32"), io.StringIO()
+    lines = [LayerWinner("a", problem, "w", 2.0), LayerWinner("b", problem, "w", 2.0, is_throttled=is_throttled)]
+    Console(file=printed, width=120).print(winners(lines, "title", "layer"))
+    assert (SLOWED in " ".join(printed.getvalue().split())) == is_throttled

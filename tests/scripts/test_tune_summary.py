@@ -10,7 +10,8 @@ from torch import nn
 
 from autotune.core import architecture
 from autotune.ir import parse
-from autotune.tuner import Progress, Tuner, TuneRequest, TunerOptions
+from autotune.measure import THROTTLED
+from autotune.tuner import SLOWED, Progress, Tuner, TuneRequest, TunerOptions
 from autotune_cli.models import Model
 from autotune_cli.tune_summary import show_gaps, show_outcome
 from fused_resnet import FusedResNet
@@ -33,8 +34,11 @@ def test_a_run_that_ended_before_its_search_says_so(tmp_path, enumerated):
     assert "pool: not searched: the budget was too short." in printed.getvalue()
 
 
-def said_of(network, store):
-    """Return what is printed at the end of a tune in which each layer took 2 us, and torch's operators 8 us."""
+def said_of(network, store, **details):
+    """Return what is printed at the end of a tune in which each layer took 2 us, and torch's operators 8 us.
+
+    details: further ones of these times.
+    """
     request = TuneRequest("net", "net", [(layer.name, layer.problem) for layer in network.all_layers], network)
     tuner = Tuner(store, request.problems, TunerOptions(CPU, "x86-64-v3", trials=1, jobs=1), [], Progress())
     tuner.device = store.put_device("a CPU", "x86-64-v3", flops_per_us=1e6, bytes_per_us=1e5)
@@ -43,11 +47,20 @@ def said_of(network, store):
         for problem in dict.fromkeys(request.problems):
             store.put_measurement(
                 device_id=tuner.device.id, problem_id=store.put_problem(str(problem)).id, kernel_id=kernel.id,
-                launch={}, status="ok", samples_us=[us], median_us=us, spread_us=0.0, final=True, details={"finals": 1},
+                launch={}, status="ok", samples_us=[us], median_us=us, spread_us=0.0, final=True,
+                details={"finals": 1, **details},
             )  # fmt: skip
     printed = io.StringIO()
     show_outcome(Console(file=printed, width=300), tuner, [request], store.name)
     return printed.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("details", [{}, {THROTTLED: 5}])
+def test_a_sum_of_times_that_other_processes_have_made_longer_says_so(tmp_path, details):
+    network = Model("net", (8, 8, 8), nn.Sequential(nn.Conv2d(8, 8, 3)).eval()).network(2, "f32", None)
+    with Store.create(tmp_path / "a.db") as store:
+        outcome, *_ = said_of(network, store, **details)
+    assert "us, 4.00x faster than torch's operators" in outcome and (SLOWED in outcome) == bool(details)
 
 
 @pytest.mark.parametrize("precision", [None, "tf32", "int8", "fp8"])

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 
 from autotune.core import NEVER, Deadline
 from autotune.ir import WHOLE, Network
-from autotune.measure import LayerAssignment, Result, Worker
+from autotune.measure import THROTTLED, LayerAssignment, Result, Worker
 from autotune.runtime import Candidate, faster_alternatives
 from autotune.tuner.plan.copied_plans import CopiedPlan
-from autotune.tuner.plan.plan_candidates import Known, known_candidates, plan_in_use
+from autotune.tuner.plan.plan_candidates import Known, KnownCandidate, known_candidates, plan_in_use
 from autotune.tuner.plan.plan_descent import ROUNDS, PlanDescent, PlanTimer
 from autotune.tuner.plan.plan_moves import PlanState
 from autotune.tuner.plan.plan_recorder import PlanRecorder
@@ -28,8 +28,8 @@ from tuning_db import Store
 from tuning_db.schema import Device, PlanRow
 
 _Timed = tuple[PlanState, Result]
-_Whole = Sequence[tuple[PlanState, float | None]]
-"""Plans that run the whole network on torch's operators, and their times in a trial in microseconds."""
+_Whole = Sequence[tuple[PlanState, KnownCandidate]]
+"""Plans that run the whole network on torch's operators, and their candidates with the times of their trials."""
 
 FINAL_ROUNDS = 21
 """Interleaved rounds of the last comparison, whose times are recorded."""
@@ -233,9 +233,9 @@ def _record_whole(recorder: PlanRecorder, whole: _Whole, saved: PlanRow | None) 
     """Record the fastest of torch's operators, by their trials, where there is no plan: a run may end at any time."""
     recorder.best_us = saved.median_us if saved else math.inf
     if saved is None:
-        for plan, us in whole:
-            if us is not None:
-                recorder.record_if_faster(plan, _result(us))
+        for plan, one in whole:
+            if one.us is not None:
+                recorder.record_if_faster(plan, _result(one.us, one.throttled))
 
 
 def _winners(known: Known) -> PlanState:
@@ -301,7 +301,7 @@ def _compare_with_torch(recorder: PlanRecorder, best: PlanState | None, rivals: 
     network = recorder.network
     whole = _whole_plans(network, recorder.known_whole())
     eager = [plan for plan, _ in whole if not _is_compiled(plan.sequence(network))]
-    compiled = [plan for plan, us in whole if plan not in eager and us is not None and rivals.has_compiled]
+    compiled = [plan for plan, one in whole if plan not in eager and one.us is not None and rivals.has_compiled]
     torchs = [*eager, *compiled]
     if not torchs or until.is_over:
         return
@@ -326,13 +326,14 @@ def _record_of(recorder: PlanRecorder, network: Network, timed: Sequence[_Timed]
         recorder.record(*best)
 
 
-def _result(us: float) -> Result:
-    """Return a result from the time of a trial in another process."""
-    return Result("ok", median_us=us, spread_us=0.0, samples_us=[us])
+def _result(us: float, throttled: int) -> Result:
+    """Return a result from the time of a trial in another process, and from its rounds that were slowed down."""
+    details = {THROTTLED: throttled} if throttled else {}
+    return Result("ok", median_us=us, spread_us=0.0, samples_us=[us], details=details)
 
 
 def _fastest_us(whole: _Whole) -> float:
-    return min((us for _, us in whole if us is not None), default=math.inf)
+    return min((one.us for _, one in whole if one.us is not None), default=math.inf)
 
 
 def _median_us(timed: _Timed) -> float:
@@ -359,13 +360,13 @@ def _precompiled(plan: PlanState, known: Known) -> PlanState:
     return plan.with_assignments(LayerAssignment(name, other) for name, other in others.items())
 
 
-def _whole_plans(network: Network, known: Known) -> list[tuple[PlanState, float | None]]:
-    """Return a plan for each candidate that runs the whole network on torch's operators, and the time of its trial."""
+def _whole_plans(network: Network, known: Known) -> list[tuple[PlanState, KnownCandidate]]:
+    """Return a plan for each candidate that runs the whole network on torch's operators, and the candidate."""
     if not network.whole:
         return []
     (layer,) = network.whole.layers
     return [
-        (PlanState({layer.name: LayerAssignment(layer.name, one.candidate)}, [network.whole]), one.us)
+        (PlanState({layer.name: LayerAssignment(layer.name, one.candidate)}, [network.whole]), one)
         for one in known[layer.name]
     ]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from autotune.core import Deadline
 from autotune.ir import Network, Problem
 from autotune.libraries import cudnn_names
-from autotune.measure import LayerAssignment, Worker
+from autotune.measure import THROTTLED, LayerAssignment, Worker
 from autotune.runtime import Candidate, candidate, plan_for_other_batch, shortlist
 from autotune.tuner.library_candidates import operator_rows
 from autotune.tuner.plan.copied_plans import CopiedPlan
@@ -24,11 +24,15 @@ MAX_LIBRARY_PLANS = 2
 
 @dataclass(frozen=True)
 class KnownCandidate:
-    """A candidate of a layer, the id of its kernel, and its time alone in microseconds."""
+    """A candidate of a layer, the id of its kernel, and its time alone in microseconds.
+
+    throttled: number of rounds of that time in which the device was slowed down.
+    """
 
     candidate: Candidate
     kernel_id: int
     us: float | None
+    throttled: int = 0
 
 
 Known = dict[str, list[KnownCandidate]]
@@ -50,7 +54,13 @@ def candidates_of(store: Store, device: Device, problem: Problem) -> list[KnownC
     measured = shortlist(store.ranking(device, str(problem)), MAX_CANDIDATES, MAX_LIBRARY_PLANS)
     if measured or "torch" not in device.details:
         return [
-            KnownCandidate(candidate(store, row.kernel, row.launch), row.kernel_id, row.median_us) for row in measured
+            KnownCandidate(
+                candidate(store, row.kernel, row.launch),
+                row.kernel_id,
+                row.median_us,
+                row.details.get(THROTTLED, 0),
+            )
+            for row in measured
         ]
     rows = operator_rows(store, problem, device.target, device.details["torch"])
     return [KnownCandidate(candidate(store, row, {}), row.id, None) for row in rows]

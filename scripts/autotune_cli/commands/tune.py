@@ -32,13 +32,10 @@ from autotune_cli.interrupts import BY_SIGNAL, exit_code
 from autotune_cli.machines import machines
 from autotune_cli.tune_progress import LiveProgress
 from autotune_cli.tune_request import StepRequest, num_requests, tune_requests
-from fused_resnet.runs import RunOutcome, run_options, start_run, work_deadline
+from fused_resnet.runs import STEP_SHARE, RunOutcome, run_options, start_run, work_deadline
 from tuning_db import DatabaseError, Store
 from tuning_db.location import Location, file_of, is_address
 from tuning_db.postgres_backend import name_of
-
-STEP_SHARE = 0.25
-"""Share of a run's time that is left for training steps as a whole."""
 
 
 def main(args: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from autotune.ir import (
     reference,
 )
 from autotune.libraries import aten
-from autotune.measure import CandidateBench
+from autotune.measure import THROTTLED, CandidateBench, Monitor
 from autotune.measure.verify import HALF_SUMS, TOLERANCE
 from autotune.runtime import Candidate
 
@@ -217,6 +217,21 @@ def test_a_run_reports_its_samples():
     assert result.status == "ok" and result.error is None
     assert min(result.samples_us) - 1e-3 <= result.median_us <= max(result.samples_us) + 1e-3
     assert result.spread_us >= 0 and result.relative_error < 1e-6
+
+
+@pytest.mark.parametrize("said", [[], ["other processes use 90% of the CPU"]])
+def test_a_trial_beside_other_processes_says_so_and_takes_no_more_samples(said):
+    class Watched(Monitor):
+        def slowed_beside_run(self):
+            return said
+
+    case = CandidateBench(parse(TEXTS[-1].format("f32")), CPU)
+    case._monitor = Watched(CPU)
+    candidate = Candidate(aten.FAMILY, json.dumps(aten.configs(case.problem)[0]), "")
+    for best_us, rounds in ((1e6, 5), (1e-3, 2)):
+        result = case.run(candidate, best_us)
+        assert len(result.samples_us) == rounds and "repeated_us" not in result.details
+        assert result.details.get(THROTTLED, 0) == (rounds if said else 0)
 
 
 class Step:

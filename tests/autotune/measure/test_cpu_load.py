@@ -7,7 +7,7 @@ import time
 import pytest
 
 from autotune.measure import cpu_load
-from autotune.measure.cpu_load import CpuLoad
+from autotune.measure.cpu_load import CpuLoad, run_seconds
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +54,18 @@ def test_where_linux_does_not_tell_nothing_is_slow(tmp_path, monkeypatch):
     load = CpuLoad()
     time.sleep(0.05)
     assert load.slowed() == []
+
+
+@pytest.mark.process
+def test_the_processes_of_the_run_are_its_own_also_when_they_have_ended():
+    work = "import time\nwhile time.process_time() < 0.4: pass"
+    compiler = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {work!r}])"
+    before = run_seconds()
+    with subprocess.Popen([sys.executable, "-c", compiler]) as running:
+        running.wait()
+        assert run_seconds() - before > 0.35
+    time.sleep(0.01)
+    assert run_seconds() - before > 0.35
 
 
 @pytest.mark.process

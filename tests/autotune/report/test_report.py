@@ -153,6 +153,8 @@ def test_a_plan_finds_its_problems_by_the_times_of_the_trials(device):
     text = ". ".join(about(network))
     for words in ("3 layers", "1010 us", "(aten) take 1500 us", "second.wide", "For 1 layer no stored trial"):
         assert words in text
+    assert "too long" not in text
+    assert "tune again" in ". ".join(about(dataclasses.replace(network, is_throttled=True)))
 
 
 def test_the_memory_of_a_plan_is_a_chart(device):

@@ -1,22 +1,26 @@
 """A training step on a CPU runs as the comparison of the whole step says."""
 
 import copy
+import os
 import shutil
+import subprocess
+import sys
 import time
 import warnings
 
 import pytest
 import torch
+from repository import ROOT
 from torch import nn
 from training_networks import Normed, Small, images, relative_error
 
 from autotune.core import Deadline, device_name
 from autotune.libraries import inductor
 from fused_resnet import FusedResNet, explain_step
-from fused_resnet.training import Winners, graph_problems, step_problems
+from fused_resnet.training import Winners, graph_problems, known_faster_way, step_problems
 from fused_resnet.training.kernels.bound_problem import counted_calls
-from fused_resnet.training.kernels.step_plans import EAGER, INDUCTOR, faster_ways, step_key
-from fused_resnet.training.step_comparison import compare_step
+from fused_resnet.training.kernels.step_plans import EAGER, INDUCTOR, faster_way, faster_ways, step_key
+from fused_resnet.training.step_comparison import compare_step, compared_text
 from fused_resnet.training.trained_step import TrainedModule
 from tuning_db import Store
 
@@ -198,3 +202,49 @@ def test_the_explanation_of_a_step_that_torch_runs_has_no_kernels(database):
     found = explain_step(network(), images(), tuning_db=database)
     assert found.num_on_kernels == 0 and len(found) > 0
     assert "eager torch" in " ".join(str(found).split())
+
+
+TUNED_BY_THE_BACKEND = """
+import sys
+
+import torch
+from torch import nn
+
+from fused_resnet.training.kernels.bound_problem import counted_calls
+
+torch.manual_seed(0)
+step = torch.compile(
+    nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 64, 2)),
+    backend="autotune",
+    dynamic=False,
+    options={"tuning_db": sys.argv[1], "tune": "missing", "budget": "10m"},
+)
+x = torch.randn(2, 3, 10, 10)
+with counted_calls() as calls:
+    nn.functional.cross_entropy(step(x), torch.tensor([0, 1])).backward()
+print(sum(calls.values()), all(one.grad.isfinite().all() for one in step.parameters()))
+"""
+
+
+@pytest.mark.process
+def test_the_backend_compares_the_step_that_it_has_tuned_and_other_processes_know(tmp_path):
+    """The command line finds the comparison of the backend, too: both know a step by its problems."""
+    path = tmp_path / "new.db"
+    environment = {**os.environ, inductor.SWITCH: "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    program = [sys.executable, "-c", TUNED_BY_THE_BACKEND, str(path)]
+    plans, said = [], []
+    for _ in range(2):
+        done = subprocess.run(program, check=True, capture_output=True, text=True, cwd=ROOT, env=environment)
+        said.append(done.stderr)
+        with Store.open(path) as store:
+            (plan,) = store.plans()
+            plans.append((plan.id, plan.median_us, plan.details["torch_us"]))
+            way = faster_way(plan)
+        calls, is_finite = done.stdout.split()
+        assert is_finite == "True" and (int(calls) == 0 if way == EAGER else way is None)
+    assert plans[0] == plans[1] and plans[0][2].keys() == {EAGER}
+    assert "autotune: tuning" in said[0] and f"a training step: {compared_text(plan)}" in said[0]
+    assert "autotune" not in said[1]
+    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 64, 2))
+    found = step_problems(module, [torch.randn(2, 3, 10, 10)])
+    assert known_faster_way(found, Winners(str(path)), CPU) == way

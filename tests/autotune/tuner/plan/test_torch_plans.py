@@ -11,9 +11,9 @@ from two_layer_network import LAYERS, NETWORK, VALLEYS, TableDevice
 from autotune.core import Deadline, OutOfTimeError
 from autotune.ir import INPUT, OUTPUT, WHOLE, Alternative, Layer, Network, NetworkKey, Operand
 from autotune.ir.operators import OperatorCall, TorchCall, ValueRef
-from autotune.measure import Result
+from autotune.measure import THROTTLED, Result
 from autotune.runtime.selection import select
-from autotune.tuner import outcome_text
+from autotune.tuner import SLOWED, Searched, TuningTarget, missing, outcome_text
 from autotune.tuner.plan.network_tuner import Rivals, tune_network_plan
 from autotune_cli.tune_summary import plan_text
 
@@ -57,7 +57,13 @@ def trial_us():
 
 
 @pytest.fixture
-def torchs(store, kernels, trial_us):
+def trial_details():
+    """What that process says of this time."""
+    return {}
+
+
+@pytest.fixture
+def torchs(store, kernels, trial_us, trial_details):
     """The ids of torch's candidates for the whole network, by family."""
     device, _ = kernels
     made = {}
@@ -66,7 +72,13 @@ def torchs(store, kernels, trial_us):
         row = store.put_kernel(identity | {"source": ""}, symbol="")
         problem = store.put_problem(str(CALL))
         store.put_measurement(
-            device_id=device.id, problem_id=problem.id, kernel_id=row.id, status="ok", median_us=trial_us, final=True
+            device_id=device.id,
+            problem_id=problem.id,
+            kernel_id=row.id,
+            status="ok",
+            median_us=trial_us,
+            final=True,
+            details=trial_details,
         )
         made[row.id] = family
     return made
@@ -196,12 +208,34 @@ def test_without_time_for_the_last_rounds_the_times_of_trials_decide(store, kern
     assert row.median_us == 9.0 and row.details["alternatives"] == [WHOLE]  # 9.0: of the trial
 
 
+class Ended:
+    def time_networks(self, network, plans, rounds):
+        raise OutOfTimeError("the end")
+
+
+@pytest.mark.parametrize("trial_details", [{THROTTLED: 5}])
+def test_a_plan_whose_time_is_that_of_a_trial_beside_other_processes_is_to_be_timed_again(store, kernels, torchs):
+    device, _ = kernels
+    with pytest.raises(OutOfTimeError):
+        tune_network_plan(store, device, Ended(), WITH_TORCH)
+    row = store.plan(device, WITH_TORCH.key)
+    assert row.median_us == 9.0 and row.details[THROTTLED] == 5
+    assert SLOWED in outcome_text(row) and SLOWED in plan_text(row, None, is_cuda=False)
+    target = replace(TuningTarget.of_device(torch.device("cpu")), name=device.name)
+    for layer in WITH_TORCH.layers:
+        kernel = store.ranking(device, str(layer.problem))[0].kernel_id
+        problem = store.put_problem(str(layer.problem)).id
+        store.put_measurement(
+            device_id=device.id, problem_id=problem, kernel_id=kernel, status="ok", median_us=1.0, final=True
+        )
+    assert missing(store, target, WITH_TORCH, Searched())
+    now = tune_network_plan(store, device, DeviceWithTorch(VALLEYS | {"aten": 30.0, "inductor": 20.0}), WITH_TORCH)
+    assert THROTTLED not in now.details and SLOWED not in outcome_text(now)
+    assert missing(store, target, WITH_TORCH, Searched()) is None
+
+
 @pytest.mark.parametrize("descend", [True, False])
 def test_a_run_that_ends_before_it_times_a_plan_leaves_torchs_fastest_trial(store, kernels, torchs, descend):
-    class Ended:
-        def time_networks(self, network, plans, rounds):
-            raise OutOfTimeError("the end")
-
     device, _ = kernels
     with pytest.raises(OutOfTimeError):
         tune_network_plan(store, device, Ended(), WITH_TORCH, descend=descend)
