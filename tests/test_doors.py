@@ -20,7 +20,8 @@ from autotune_cli import models
 from autotune_cli.baselines import BaselineInput, flat
 from autotune_cli.commands.bench import reference
 from fused_resnet import FusedResNet
-from fused_resnet.compile_backend import CompiledGraph, CompileOptions
+from fused_resnet.compile_backend import CompiledGraph
+from fused_resnet.compile_options import CompileOptions
 from fused_resnet.dynamo_graph import unlift
 from tuning_db import Store
 

@@ -14,7 +14,8 @@ from torch._dynamo.utils import counters
 from autotune.core import UnknownNameError
 from fused_resnet import FusedResNet, InputError
 from fused_resnet.capture.operators import HANDLERS
-from fused_resnet.compile_backend import CompileOptions, autotune
+from fused_resnet.compile_backend import autotune
+from fused_resnet.compile_options import CompileOptions
 from fused_resnet.quantization.calibrate import calibrate
 from tuning_db import DatabaseError, Store
 
