@@ -48,8 +48,10 @@ _MAX_COMPILED_PLANS = 8
 too. Compiling takes seconds to minutes, and a program that changes shapes or weights all the time would do little else.
 """
 
-_HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
-_GLOBAL_HOOKS: list[Mapping[int, object]] = [getattr(nn.modules.module, f"_global_{name}_hooks") for name in _HOOKS]
+_GLOBAL_HOOKS: list[Mapping[int, object]] = [
+    getattr(nn.modules.module, f"_global_{name}_hooks")
+    for name in ("forward", "forward_pre", "backward", "backward_pre")
+]
 
 
 class PlannedModule(nn.Module):
@@ -305,10 +307,7 @@ class PlannedModule(nn.Module):
         return open_reader(self.tuning_db, self.trusted_keys)
 
     def rebind(self) -> None:
-        """Discard all plans; the next call binds anew.
-
-        Needed only after a change of weights that `weight_changes.UNSEEN` describes.
-        """
+        """Discard all plans, which is needed only after a change of weights that `weight_changes.UNSEEN` describes."""
         self._discard(self._cache, although_unchanged=True)
 
     def _avoid(self, error: LayerError, plan: NetworkPlan) -> None:

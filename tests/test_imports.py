@@ -16,6 +16,8 @@ RUNTIME = {
         "model_source",
         "module",
         "networks",
+        "options",
+        "planned_module",
         "plan_warnings",
         "precisions",
         "quantization",

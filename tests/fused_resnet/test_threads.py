@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
 
 def test_threads_with_shapes_of_their_own_and_few_plans(tuned_db):
     network = fused(tuned_db)
-    network.plans = 2  # so that threads take each other's plans away
+    network._max_plans = 2  # so that threads take each other's plans away
     inputs = [images(n, seed=n) for n in (1, 2, 3, 4)]
     wanted = [expected(network, x) for x in inputs]
     wrong = []
@@ -37,7 +37,7 @@ def test_threads_with_shapes_of_their_own_and_few_plans(tuned_db):
 
 def test_a_plan_that_others_outrun_while_it_is_made_is_not_the_one_to_go(tuned_db, monkeypatch):
     network, known = fused(tuned_db), images(1)
-    network.plans = 1
+    network._max_plans = 1
     network(known)
 
     class Slow(ExecutionContext):
@@ -45,7 +45,7 @@ def test_a_plan_that_others_outrun_while_it_is_made_is_not_the_one_to_go(tuned_d
             super().__init__(*arguments)
             network(known)  # as another thread may
 
-    monkeypatch.setattr("fused_resnet.module.ExecutionContext", Slow)
+    monkeypatch.setattr("fused_resnet.planned_module.ExecutionContext", Slow)
     assert_result(network, x := images(2), network(x))
     assert [inputs[0][0][0] for _, _, inputs in network._cache.contexts] == [2]
 

@@ -147,7 +147,7 @@ def test_only_calls_of_torch_are_compiled():
 @pytest.mark.compile
 @torch.no_grad()
 def test_a_module_compiles_a_bounded_number_of_plans(empty_db, monkeypatch):
-    monkeypatch.setattr("fused_resnet.module._MAX_COMPILED_PLANS", 1)
+    monkeypatch.setattr("fused_resnet.planned_module._MAX_COMPILED_PLANS", 1)
     plain = model()
     network = FusedResNet.from_model(plain, empty_db, compile=True)
     assert kernels(network, images()) == ["inductor"]
