@@ -136,7 +136,7 @@ def main(options: argparse.Namespace) -> int:
                 print(f"    {part:22}{milliseconds:8.1f}")
     for graph in (True, False) if device.type == "cuda" else (False,):
         network = model.fused(str(options.db))
-        network.graph = graph
+        network._cuda_graphs = graph
         network.to(device, torch.float16 if device.type == "cuda" else torch.float32)
         x = torch.randn(options.batch, *model.shape).to(next(network.parameters()))
         found = measure(network, x, options.calls)

@@ -12,8 +12,6 @@ from torch import fx
 from autotune.core import CaptureError
 from autotune.ir import (
     DTYPES,
-    ConstantExpr,
-    ConstantSource,
     Layer,
     Problem,
     input_name,
@@ -57,11 +55,11 @@ class Lowering:
     def __init__(self, traced: Traced, dtype: str, handlers: Mapping[str, Handler]) -> None:
         self.dtype = dtype
         self._handlers = handlers
-        self._traced = traced
+        self._traced, self.inputs = traced, tuple(traced.inputs)
         self._builders: list[LayerBuilder] = []
         self._names: set[str] = set()
         self._values: dict[fx.Node, Value] = {}
-        self._channel_orders: dict[str, tuple[int, ...]] = {}  # by buffer
+        self.channel_orders: dict[str, tuple[int, ...]] = {}  # which channel of a layer's result each one is, by buffer
         self._live = live_nodes(traced.graph, traced.results)
         self._rearranged = rearranged(
             traced.graph, traced.inputs, lambda node: self.constant(node) is not None, DTYPES[dtype]
@@ -199,20 +197,6 @@ class Lowering:
         self._builders.append(builder)
         builder.buffers["y"] = name or buffer(node)
         self._values[node] = Value(builder.buffers["y"], tuple(node.meta["val"].shape), builder, strides)
-
-    def input_place(self, node: object) -> int | None:
-        """Return which input of the network a node is; None for any other node."""
-        return next((i for i, one in enumerate(self._traced.inputs) if one is node), None)
-
-    def set_channel_order(self, node: fx.Node, order: Sequence[int]) -> None:
-        """Note which channel of a layer's result each channel of a node is."""
-        if list(order) != sorted(order):
-            self._channel_orders[self._values[node].buffer] = tuple(order)
-
-    def reordered(self, x: Value, weight: ConstantSource) -> ConstantSource:
-        """Return the weight (k, c, r, s) of a convolution for the order that the channels of its input have."""
-        order = self._channel_orders.get(x.buffer)
-        return ConstantExpr("put_inputs", (weight,), order) if order else weight
 
     def name(self, node: fx.Node, suffix: str = "") -> str:
         """Return a new layer's name: the submodule's path and a suffix, with a number where that is not unique."""

@@ -24,7 +24,7 @@ from autotune.ir.operators import (
 from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value
 from fused_resnet.capture.lower import Lowering
 from fused_resnet.capture.nodes import arguments, buffer, name_of
-from fused_resnet.capture.patches import PATCH_HANDLERS
+from fused_resnet.capture.patches import PATCH_HANDLERS, reordered
 from fused_resnet.capture.pixel_operators import PIXEL_HANDLERS
 from fused_resnet.capture.squeeze_excite import squeeze_excite
 from fused_resnet.torch_arguments import pair
@@ -53,7 +53,7 @@ def _conv2d(lowering: Lowering, node: fx.Node) -> bool:
             groups=given["groups"], dtype=lowering.dtype,
         )  # fmt: skip
 
-    return _product(lowering, node, problem, x, lowering.reordered(x, weight.source), given["bias"])
+    return _product(lowering, node, problem, x, reordered(lowering, x, weight.source), given["bias"])
 
 
 def _conv_transpose2d(lowering: Lowering, node: fx.Node) -> bool:

@@ -8,12 +8,12 @@ import torch
 from torch import fx
 
 from autotune.core import ProblemError
-from autotune.ir import DTYPES, input_name
+from autotune.ir import DTYPES, ConstantExpr, ConstantSource, input_name
 from autotune.ir.operators import SpaceToDepth
-from fused_resnet.capture.layer_builder import LayerBuilder
+from fused_resnet.capture.layer_builder import LayerBuilder, Value
 from fused_resnet.capture.layout import RESHAPES, VIEWS
 from fused_resnet.capture.lower import Handler, Lowering
-from fused_resnet.capture.nodes import arguments, name_of
+from fused_resnet.capture.nodes import arguments, buffer, name_of
 
 _MOVES = VIEWS | {"pixel_unshuffle", "im2col"}
 """Operators that only move elements, of which a model makes patches."""
@@ -27,19 +27,27 @@ def _patches(lowering: Lowering, node: fx.Node) -> bool:
     moves = [node]
     while isinstance(before := moves[-1].args[0], fx.Node) and name_of(before) in _MOVES:
         moves.append(before)
-    place = lowering.input_place(before)
-    problem = _problem(lowering, before, node) if place is not None and isinstance(before, fx.Node) else None
-    if place is None or problem is None:
+    if not isinstance(before, fx.Node) or before not in lowering.inputs:
+        return False
+    problem = _problem(lowering, before, node)
+    if problem is None:
         return False
     order = _channel_order(problem, moves[::-1])
     if order is None or (order != sorted(order) and not _feeds_products(lowering, node, problem.output_shape[-1])):
         return False
     pixels, channels = math.prod(problem.output_shape[1:3]), problem.output_shape[3]
     strides = () if node.meta["val"].dim() == 4 else (pixels * channels, 1, channels)
-    builder = LayerBuilder(lowering.name(node), problem, {"x": input_name(place)})
-    lowering.add(node, builder, strides=strides)
-    lowering.set_channel_order(node, order)
+    image = input_name(lowering.inputs.index(before))
+    lowering.add(node, LayerBuilder(lowering.name(node), problem, {"x": image}), strides=strides)
+    if order != sorted(order):
+        lowering.channel_orders[buffer(node)] = tuple(order)
     return True
+
+
+def reordered(lowering: Lowering, x: Value, weight: ConstantSource) -> ConstantSource:
+    """Return the weight (k, c, r, s) of a convolution for the order that the channels of its input have."""
+    order = lowering.channel_orders.get(x.buffer)
+    return ConstantExpr("put_inputs", (weight,), order) if order else weight
 
 
 def _problem(lowering: Lowering, image: fx.Node, node: fx.Node) -> SpaceToDepth | None:

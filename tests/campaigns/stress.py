@@ -252,7 +252,7 @@ def main(options: argparse.Namespace) -> int:
     warnings.filterwarnings("ignore", message=".*is not tuned")
     model = load(options.model, options.input, None)
     network = model.fused(str(options.db))
-    network.graph, network.plans = not options.no_graph, options.plans
+    network._cuda_graphs, network._max_plans = not options.no_graph, options.plans
     network.to(device, torch.float16 if cuda else torch.float32)
     cases = cases_of(model, network, options.batches, 2 if options.update else 1)
     for case in cases:
