@@ -70,6 +70,7 @@ def store(tmp_path_factory):
         yield opened
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_each_spelling_has_the_problems_of_the_network_and_computes_it(spelling, store):
     model = se_resnet9_fixup.randomize(se_resnet9_fixup.build(), seed=3)
