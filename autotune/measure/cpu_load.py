@@ -9,6 +9,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from autotune.core import process_tree_main
+
 MAX_SHARE = 0.15
 """Share of the cores that others may use: beyond it the threads of a kernel wait for each other, and a network with
 many short kernels may take tens of times longer."""
@@ -70,18 +72,28 @@ def run_load() -> CpuLoad:
 
 
 def run_seconds() -> float:
-    """Return the seconds of the CPU of the process that has started this one, and of all processes below it.
+    """Return the seconds of the CPU of the tuner that has started this process, and of all processes below it.
 
-    Of a measuring process that is the tuner, which starts the compilers, too. Each process counts those that it has
-    waited for, so no seconds are lost when a compiler ends.
+    The tuner starts the compilers, too. Each process counts those that it has waited for, so no seconds are lost when a
+    compiler ends.
     """
     import psutil  # not needed to run a network
 
     seconds = 0.0
     with suppress(psutil.NoSuchProcess):
-        tuner = psutil.Process(os.getppid())
+        tuner = psutil.Process(_tuner())
         for process in (*tuner.children(recursive=True), tuner):
             with suppress(psutil.NoSuchProcess):
                 used = process.cpu_times()
                 seconds += used.user + used.system + used.children_user + used.children_system
     return seconds
+
+
+@cache
+def _tuner() -> int:
+    """Return the process that has started this one, past the one between both that ends its children with itself."""
+    import psutil
+
+    between = Path(process_tree_main.__file__).name
+    parents = psutil.Process().parents()
+    return next((one.pid for one in parents if not any(word.endswith(between) for word in one.cmdline())), os.getpid())

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from autotune.core import ProcessTree
 from autotune.measure import cpu_load
 from autotune.measure.cpu_load import CpuLoad, run_seconds
 
@@ -66,6 +67,31 @@ def test_the_processes_of_the_run_are_its_own_also_when_they_have_ended():
         assert run_seconds() - before > 0.35
     time.sleep(0.01)
     assert run_seconds() - before > 0.35
+
+
+READER = """
+import sys, time
+from autotune.measure.cpu_load import run_seconds
+before = run_seconds()
+open(sys.argv[1], "w").close()
+until = time.monotonic() + 60
+while run_seconds() - before < 0.35 and time.monotonic() < until:
+    time.sleep(0.05)
+open(sys.argv[2], "w").write(str(run_seconds() - before))
+"""
+
+
+@pytest.mark.process
+def test_a_measuring_process_counts_the_compilers_of_the_tuner_that_started_it(tmp_path):
+    """The measuring process and the compilers are in trees of their own, each below a process that ends it."""
+    ready, found = tmp_path / "ready", tmp_path / "found"
+    reader = ProcessTree([sys.executable, "-c", READER, str(ready), str(found)])
+    while reader.poll() is None and not ready.exists():
+        time.sleep(0.01)
+    compiler = ProcessTree([sys.executable, "-c", "while True: pass"])
+    assert reader.wait() == 0
+    compiler.stop()
+    assert float(found.read_text()) > 0.35
 
 
 @pytest.mark.process
