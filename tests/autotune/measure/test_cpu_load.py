@@ -34,7 +34,7 @@ def test_the_busy_time_of_others_counts(tmp_path, monkeypatch, column, ticks, is
     now = {"user": 500, "nice": 10, "system": 100, "idle": 9000, "steal": 3}
     write(**now)
     load = CpuLoad()
-    time.sleep(0.05)
+    time.sleep(0.2)
     write(**now | {column: now[column] + ticks, "idle": 9010})
     assert bool(load.slowed()) == is_slow
 
@@ -53,7 +53,7 @@ def test_the_time_of_this_process_does_not_count(tmp_path, monkeypatch):
 def test_where_linux_does_not_tell_nothing_is_slow(tmp_path, monkeypatch):
     monkeypatch.setattr(cpu_load, "_STAT", tmp_path / "missing")
     load = CpuLoad()
-    time.sleep(0.05)
+    time.sleep(0.2)
     assert load.slowed() == []
 
 
@@ -74,9 +74,9 @@ import sys, time
 from autotune.measure.cpu_load import run_seconds
 before = run_seconds()
 open(sys.argv[1], "w").close()
-until = time.monotonic() + 60
+until = time.monotonic() + 20
 while run_seconds() - before < 0.35 and time.monotonic() < until:
-    time.sleep(0.05)
+    time.sleep(0.2)
 open(sys.argv[2], "w").write(str(run_seconds() - before))
 """
 
@@ -110,7 +110,7 @@ def test_times_of_a_machine_that_is_always_busy_can_be_taken_as_they_are(tmp_pat
     write = stat(tmp_path, monkeypatch)
     write(0, 0, 0, 0, 0)
     load = CpuLoad()
-    time.sleep(0.05)
+    time.sleep(0.2)
     write(100, 0, 0, 0, 0)
     monkeypatch.setenv(cpu_load.IGNORE, "1")
     assert load.slowed() == []
