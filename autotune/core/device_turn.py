@@ -20,6 +20,8 @@ import torch
 MOST_SECONDS = 5.0
 """Longest wait: after that the holder is taken to hang, and the GPU is used without a turn."""
 _POLL_SECONDS = 0.0005
+_CYCLES_PER_US = 2.0e3
+"""Cycles of `torch.cuda._sleep` per microsecond. GPU clocks are at most about 2 GHz, so a wait is never too short."""
 
 
 def turn(device: torch.device, most_seconds: float = MOST_SECONDS) -> AbstractContextManager[None]:
@@ -59,6 +61,11 @@ def _wait(descriptor: int, most_seconds: float) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         time.sleep(_POLL_SECONDS)
+
+
+def occupy(us: float) -> None:
+    """Keep the current stream busy for at least `us` microseconds, so that the host can queue work behind it."""
+    torch.cuda._sleep(int(us * _CYCLES_PER_US))
 
 
 @cache

@@ -16,16 +16,13 @@ from typing import Any
 
 import torch
 
-from autotune.core.device_turn import MOST_SECONDS, turn
+from autotune.core.device_turn import MOST_SECONDS, occupy, turn
 
 _SECONDS = 2e-3
 """Work of the GPU in one measurement."""
 _FEWEST, _MOST = 7, 50
 """Launches in one measurement."""
 _WARM_UPS = 3
-_CYCLES_PER_SECOND = 2e9
-"""Cycles of `torch.cuda._sleep` per second. GPU clocks are at most about 2 GHz, so a wait is never too short."""
-
 Benchmark = Callable[..., Any]
 """(what is timed, options of torch) -> milliseconds."""
 
@@ -74,16 +71,16 @@ def device_milliseconds(call: Callable[[], object], **options: object) -> float 
     torch.cuda.synchronize()
     started = time.perf_counter()
     rough_ms = statistics.median(_queued(call, _WARM_UPS, 0.0))
-    host_seconds = (time.perf_counter() - started) / _WARM_UPS
+    host_us = 1e6 * (time.perf_counter() - started) / _WARM_UPS
     launches = max(_FEWEST, min(_MOST, round(1e3 * _SECONDS / max(rough_ms, 1e-3))))
-    times = _queued(call, launches, 2 * launches * host_seconds)
+    times = _queued(call, launches, 2 * launches * host_us)
     return times if options.get("return_mode") == "all" else statistics.median(times)
 
 
-def _queued(call: Callable[[], object], launches: int, seconds: float) -> list[float]:
+def _queued(call: Callable[[], object], launches: int, us: float) -> list[float]:
     """Return the milliseconds of each launch; the GPU waits a time, in which the host queues them."""
     events = [torch.cuda.Event(enable_timing=True) for _ in range(launches + 1)]
-    torch.cuda._sleep(int(seconds * _CYCLES_PER_SECOND))
+    occupy(us)
     events[0].record()
     for event in events[1:]:
         call()

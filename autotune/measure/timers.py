@@ -32,8 +32,6 @@ _LEAST_LAUNCHES = 3
 """Launches in one GPU sample of a kernel that is shorter than _SAMPLE_US."""
 _SHORT = 0.7
 """A GPU sample shorter than this share of _SAMPLE_US is captured again with more launches."""
-_CYCLES_PER_US = 2.0e3
-"""Cycles of `torch.cuda._sleep` per microsecond. GPU clocks are at most about 2 GHz, so a wait is never too short."""
 _STEADY = 0.98
 """A warm-up sample that takes at least this share of the shortest one so far shows no progress."""
 _STEADY_SAMPLES = 3
@@ -233,11 +231,6 @@ def between(work: Call) -> float:
     end.record(stream)
     end.synchronize()
     return float(start.elapsed_time(end)) * 1e3
-
-
-def occupy(us: float) -> None:
-    """Keep the current stream busy for at least `us` microseconds, so that the host can queue work behind it."""
-    torch.cuda._sleep(int(us * _CYCLES_PER_US))
 
 
 def warm_up(sample: Callable[[], float], seconds: float = 0.0, limit: float = 0.05, slow_us: float = math.inf) -> float:

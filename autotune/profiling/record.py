@@ -23,7 +23,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from autotune.core import chrome_trace
-from autotune.measure import Call, between, host_clock, occupy, synchronize, warm_up
+from autotune.core.device_turn import occupy
+from autotune.measure import Call, between, host_clock, synchronize, warm_up
 
 ABOUT = "autotune_profile"
 """Key of the trace that describes the recording."""
