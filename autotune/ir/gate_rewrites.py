@@ -109,7 +109,7 @@ def fuse_projection(gate: Layer, project: Layer, name: str) -> Layer | None:
     names = list(problem.epilogue.names)
     after_gate = names.index("gate") + 1
     added = problem.epilogue.steps[after_gate].arguments if names[after_gate : after_gate + 1] == ["add"] else ()
-    plain = conv.is_pointwise and conv.groups == 1 and not conv.epilogue.names
+    plain = conv.is_product and not conv.epilogue.names
     if not added or gate.buffers[added[0].name] != project.buffers["y"] or not plain:
         return None
     groups = problem.k // conv.k

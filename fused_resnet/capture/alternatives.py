@@ -74,20 +74,21 @@ class _Flow:
 def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
     """Return all alternatives to some of the layers."""
     found: list[Alternative] = []
+    wiring = Wiring(layers)
     flow = [_Flow(layer, frozenset(layer.reads), layer.writes) for layer in layers]
     for layer in layers:
         found += _merged_groups(layer)
         found += _shuffled_product(layer)
         found += _paired(flow, layer)
         found += _projected(flow, layer)
-        reader = _only_reader(layers, layer)
+        reader = _only_reader(wiring, layer)
         if reader is None:
             continue
         match (layer.problem, reader.problem):
             case (ToChannelsLast(), Conv2d()) if not layer.problem.epilogue.names:
-                found += list(_first_layers(layers, layer, reader))
+                found += list(_first_layers(wiring, layer, reader))
             case (Conv2d(), Conv2d()):
-                found += list(_expanded(layers, layer, reader))
+                found += list(_expanded(wiring, layer, reader))
                 found += list(_chained(layer, reader))
             case (Concat(), Conv2d()):
                 found += list(_read_by_product(layer, reader))
@@ -100,20 +101,17 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
                     layer, reader, f"{reader.name}.gated"
                 )
                 found += [Alternative(both.name, (layer.name, reader.name), (both,))] if both else []
-    wiring = Wiring(layers)
     blocks = list(se_blocks(wiring))
     return (*found, *blocks, *patch_stems(wiring, blocks))
 
 
-def _only_reader(layers: Sequence[Layer], of: Layer) -> Layer | None:
+def _only_reader(wiring: Wiring, of: Layer) -> Layer | None:
     """Return the only layer that reads a layer's result, if it reads it as its input `x` alone, in the same shape."""
-    made = of.buffers["y"]
-    readers = [other for other in layers if other is not of and made in other.buffers.values()]
-    if is_output(made) or len(readers) != 1:
+    readers = wiring.readers(of.buffers["y"])
+    if len(readers) != 1 or not wiring.is_between(of, readers[0]) or readers[0].buffers.get("x") != of.buffers["y"]:
         return None
-    read_as = [operand for operand in readers[0].problem.operands() if readers[0].buffers.get(operand.name) == made]
-    is_input = [(one.name, one.shape) for one in read_as] == [("x", of.problem.output_shape)]
-    return readers[0] if is_input else None
+    (x,) = (operand for operand in readers[0].problem.operands() if operand.name == "x")
+    return readers[0] if x.shape == of.problem.output_shape else None
 
 
 def _paired(flow: Sequence[_Flow], first: Layer) -> Iterator[Alternative]:
@@ -174,7 +172,7 @@ def _is_product(layer: Layer) -> bool:
     problem = layer.problem
     if problem.dtype not in ("f16", "bf16", "s8") or problem.output_dtype != problem.dtype:
         return False
-    return isinstance(problem, Gemm) or (isinstance(problem, Conv2d) and problem.is_pointwise and problem.groups == 1)
+    return isinstance(problem, Gemm) or (isinstance(problem, Conv2d) and problem.is_product)
 
 
 def _rows(layer: Layer) -> int:
@@ -243,7 +241,7 @@ def _without(mapping: Mapping[str, T], name: str) -> dict[str, T]:
     return {key: value for key, value in mapping.items() if key != name}
 
 
-def _first_layers(layers: Sequence[Layer], image: Layer, conv: Layer) -> Iterator[Alternative]:
+def _first_layers(wiring: Wiring, image: Layer, conv: Layer) -> Iterator[Alternative]:
     """Yield ways to compute a convolution of the caller's image.
 
     With padded channels; reading NCHW itself; and together with the max pool after it.
@@ -275,8 +273,8 @@ def _first_layers(layers: Sequence[Layer], image: Layer, conv: Layer) -> Iterato
         buffers={**conv.buffers, "x": image.buffers["x"]},
     )
     yield Alternative(whole.name, both, (whole,))
-    yield from _with_cast(layers, whole, conv, both)
-    pool = _max_pool_after(layers, conv)
+    yield from _with_cast(wiring, whole, conv, both)
+    pool = _max_pool_after(wiring, conv)
     if pool:
         assert isinstance(pool.problem, MaxPool2d)
         r, stride, pad = pool.problem.r, pool.problem.stride[0], pool.problem.pad[0]
@@ -288,19 +286,19 @@ def _first_layers(layers: Sequence[Layer], image: Layer, conv: Layer) -> Iterato
         )
         if pooled.problem.output_shape == pool.problem.output_shape:
             yield Alternative(pooled.name, (*both, pool.name), (pooled,))
-            yield from _with_cast(layers, pooled, pool, (*both, pool.name))
+            yield from _with_cast(wiring, pooled, pool, (*both, pool.name))
 
 
-def _with_cast(layers: Sequence[Layer], stem: Layer, last: Layer, replaced: tuple[str, ...]) -> Iterator[Alternative]:
+def _with_cast(wiring: Wiring, stem: Layer, last: Layer, replaced: tuple[str, ...]) -> Iterator[Alternative]:
     """Yield a stem together with the cast that alone reads its result.
 
     Args:
-        layers: All layers.
+        wiring: All layers.
         stem: The stem.
         last: The layer whose result the stem computes.
         replaced: The layers in whose place the stem stands.
     """
-    cast = _only_reader(layers, last)
+    cast = _only_reader(wiring, last)
     if cast is None or not isinstance(cast.problem, Cast):
         return
     both = fuse_cast(stem, cast, f"{stem.name}.{cast.problem.result}")
@@ -308,9 +306,9 @@ def _with_cast(layers: Sequence[Layer], stem: Layer, last: Layer, replaced: tupl
         yield Alternative(both.name, (*replaced, cast.name), (both,))
 
 
-def _max_pool_after(layers: Sequence[Layer], conv: Layer) -> Layer | None:
+def _max_pool_after(wiring: Wiring, conv: Layer) -> Layer | None:
     """Return the square max pool that alone reads a convolution's result, if it commutes with the epilogue."""
-    reader = _only_reader(layers, conv)
+    reader = _only_reader(wiring, conv)
     if reader is None or not set(conv.problem.epilogue.names) <= _RISING:
         return None
     pool = reader.problem
@@ -321,21 +319,21 @@ def _max_pool_after(layers: Sequence[Layer], conv: Layer) -> Layer | None:
     return reader if square and pool.epilogue == Epilogue() else None
 
 
-def _expanded(layers: Sequence[Layer], expand: Layer, depthwise: Layer) -> Iterator[Alternative]:
+def _expanded(wiring: Wiring, expand: Layer, depthwise: Layer) -> Iterator[Alternative]:
     """Yield a 1x1 convolution together with the depthwise convolution after it, and with the 1x1 one after both."""
     product, conv = expand.problem, depthwise.problem
     assert isinstance(product, Conv2d) and isinstance(conv, Conv2d)
-    fits = product.is_pointwise and product.groups == 1 and not product.epilogue.accesses_tensors
+    fits = product.is_product and not product.epilogue.accesses_tensors
     is_depthwise = conv.groups == conv.c == conv.k > 1 and conv.dilation == (1, 1)
     if not (fits and is_depthwise and product.dtype in ("f16", "bf16")):
         return
     both = fuse_expand(expand, depthwise, f"{depthwise.name}.expanded")
     if both:
         yield Alternative(both.name, (expand.name, depthwise.name), (both,))
-    project = _only_reader(layers, depthwise)
+    project = _only_reader(wiring, depthwise)
     if project is None or not isinstance(project.problem, Conv2d) or conv.epilogue.accesses_tensors:
         return
-    if project.problem.is_pointwise and project.problem.groups == 1:
+    if project.problem.is_product:
         block = fuse_inverted(expand, depthwise, project, f"{project.name}.inverted")
         if block:
             yield Alternative(block.name, (expand.name, depthwise.name, project.name), (block,))
@@ -364,7 +362,7 @@ def _read_by_product(concat: Layer, conv: Layer) -> Iterator[Alternative]:
     """Yield a 1x1 convolution that reads the pieces of the concatenation before it."""
     made, product = concat.problem, conv.problem
     assert isinstance(made, Concat) and isinstance(product, Conv2d)
-    fits = product.is_pointwise and product.groups == 1 and product.dtype in ("f16", "bf16")
+    fits = product.is_product and product.dtype in ("f16", "bf16")
     if fits and made.interleave == 1 and "store" not in made.epilogue.names:
         both = fuse_concat(concat, conv, f"{conv.name}.concat")
         if both:
@@ -375,7 +373,7 @@ def _scaled_by_product(excite: Layer, conv: Layer) -> Iterator[Alternative]:
     """Yield a 1x1 convolution that scales its input by the gates of the squeeze-and-excitation before it."""
     product = conv.problem
     assert isinstance(product, Conv2d)
-    fits = product.is_pointwise and product.groups == 1 and product.dtype in ("f16", "bf16")
+    fits = product.is_product and product.dtype in ("f16", "bf16")
     if fits and "store" not in excite.problem.epilogue.names:
         parts = split_gate(excite, conv, f"{conv.name}.scaled")
         if parts:
@@ -386,6 +384,6 @@ def _pooled_projection(pool: Layer, conv: Layer) -> Iterator[Alternative]:
     """Yield a 1x1 convolution together with the average pool before it."""
     product = conv.problem
     assert isinstance(product, Conv2d)
-    if product.is_pointwise and product.groups == 1:
+    if product.is_product:
         both = fuse_pool_projection(pool, conv, f"{conv.name}.pooled")
         yield Alternative(both.name, (pool.name, conv.name), (both,))

@@ -26,7 +26,7 @@ def gemm_sizes(problem: Conv2d | Gemm) -> tuple[int, int, int]:
 
 def require_product(problem: Conv2d | Gemm) -> str | None:
     """Require that a convolution is a matrix product."""
-    is_product = isinstance(problem, Gemm) or (problem.is_pointwise and problem.groups == 1)
+    is_product = isinstance(problem, Gemm) or problem.is_product
     return require(is_product, "convolutions must be 1x1 with stride 1, no padding and groups=1")
 
 

@@ -97,17 +97,14 @@ def _with_pool(block: Layer, pool: Layer) -> Layer | None:
     None unless the pool has the windows of such a layer.
     """
     problem = StemSeBlockPool(**vars(block.problem))
+    if pool.problem != problem.pool:
+        return None
     buffers = {**block.buffers, "pooled": pool.buffers["y"]}
-    name = f"{block.name}.pool"
-    return (
-        dataclasses.replace(block, name=name, problem=problem, buffers=buffers)
-        if pool.problem == problem.pool
-        else None
-    )
+    return dataclasses.replace(block, name=f"{block.name}.pool", problem=problem, buffers=buffers)
 
 
 def _is_product(layer: Layer) -> bool:
     """Return whether a layer is a 1x1 convolution without groups, whose result has the dtype of its input."""
     problem = layer.problem
-    plain = isinstance(problem, Conv2d) and problem.is_pointwise and problem.groups == 1
+    plain = isinstance(problem, Conv2d) and problem.is_product
     return plain and problem.output_dtype == problem.dtype

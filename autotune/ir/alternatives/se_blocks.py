@@ -164,7 +164,7 @@ def _is_3x3(layer: Layer, stride: tuple[int, int]) -> bool:
 
 def _is_plain_product(layer: Layer) -> bool:
     problem = layer.problem
-    plain = isinstance(problem, Conv2d) and problem.is_pointwise and problem.groups == 1
+    plain = isinstance(problem, Conv2d) and problem.is_product
     return plain and not problem.epilogue.names
 
 

@@ -57,6 +57,11 @@ class Convolution(Images):
         return (self.r, self.s, self.stride, self.pad) == (1, 1, (1, 1), (0, 0))
 
     @property
+    def is_product(self) -> bool:
+        """Return whether it is one matrix product of all pixels: pointwise, and without groups."""
+        return self.is_pointwise and self.groups == 1
+
+    @property
     def flops(self) -> int:
         """Return 2 n p q k r s c/groups, the same in each pass."""
         return 2 * self.n * self.p * self.q * self.k * self.r * self.s * self.c // self.groups

@@ -1,13 +1,12 @@
 """Other ways to compute a captured network's layers give what those layers give."""
 
-import copy
 import dataclasses
 
 import pytest
 import torch
 import torch.nn.functional as F
 from architectures import ARCHITECTURES, ResNet, images, random_model
-from comparison import relative_error
+from network_error import network_error
 from torch import nn
 
 from autotune.ir import WHOLE
@@ -21,8 +20,6 @@ from autotune.ir.operators import (
     PointwisePair,
     SeGates,
 )
-from autotune.runtime import ExecutionContext, NetworkPlan
-from fused_resnet.call import module_state
 from fused_resnet.capture import capture
 from fused_resnet.networks import se_resnet9_fixup
 from tuning_db import Store
@@ -50,17 +47,6 @@ def with_alternatives(network, names):
     return dataclasses.replace(network, layers=network.layers_with(names), alternatives=())
 
 
-def error(network, model, x, store):
-    """Return the relative error of a network's result on torch's operators to that of its model in float64."""
-    with torch.no_grad():
-        expected = copy.deepcopy(model).double()(x.double())
-    plan = NetworkPlan(network, module_state(model), store, torch.device("cpu"), graph=False)
-    context = ExecutionContext(plan, graph=False)
-    y = torch.full_like(context.template, float("nan"))
-    context.run([x], [y], stream=0)
-    return relative_error(y, expected)
-
-
 @pytest.mark.parametrize(
     ("make", "size", "names"),
     [
@@ -78,7 +64,7 @@ def test_each_alternative_computes_what_it_replaces(make, size, names, store):
     for name in names:
         taken = with_alternatives(network, [name])
         assert len(taken.layers) < len(network.layers) or name.endswith(("c4", "c8", "shuffle"))
-        assert error(taken, model, x, store) < 1e-5, name
+        assert network_error(taken, model, x, store) < 1e-5, name
 
 
 @pytest.mark.parametrize(
@@ -94,7 +80,7 @@ def test_groups_of_few_channels_are_also_taken_together(channels, out, groups, n
     names = [*names, WHOLE]
     assert [alternative.name for alternative in network.alternatives] == names
     for name in names:
-        assert error(with_alternatives(network, [name]), model, x, store) < 1e-3, name
+        assert network_error(with_alternatives(network, [name]), model, x, store) < 1e-3, name
 
 
 def test_a_widening_convolution_is_also_taken_with_the_depthwise_one_after_it(store):
@@ -105,7 +91,7 @@ def test_a_widening_convolution_is_also_taken_with_the_depthwise_one_after_it(st
     taken = with_alternatives(network, ["3.expanded"])
     [both] = [layer.problem for layer in taken.layers if isinstance(layer.problem, ExpandDepthwise)]
     assert str(both.epilogue) == "bias,relu6,conv,bias,silu" and len(taken.layers) == len(network.layers) - 1
-    assert error(taken, model, x, store) < 2e-3
+    assert network_error(taken, model, x, store) < 2e-3
     single = capture(model.float(), tuple(x.shape), "f32")
     assert not [one for one in single.alternatives if one.name.endswith(".expanded")], "for halves alone"
 
@@ -134,7 +120,7 @@ def test_the_convolutions_of_an_inverted_residual_block_are_also_taken_together(
     [block] = [layer for layer in taken.layers if isinstance(layer.problem, InvertedResidual)]
     assert str(block.problem.epilogue) == "bias,relu6,conv,bias,hardswish,conv,bias,add"
     assert block.buffers["add3"] == block.buffers["x"] and len(taken.layers) == len(network.layers) - 2
-    assert error(taken, model, x, store) < 2e-3
+    assert network_error(taken, model, x, store) < 2e-3
     apart = capture(Inverted(apart=True).half().eval(), tuple(x.shape), "f16")
     single = capture(model.float(), tuple(x.shape), "f32")
     for other in (apart, single):
@@ -180,7 +166,7 @@ def test_two_convolutions_are_also_taken_together(make, channels, name, chain, s
     taken = with_alternatives(network, [name])
     [both] = [layer.problem for layer in taken.layers if isinstance(layer.problem, Conv2dPair)]
     assert str(both.epilogue) == chain and len(taken.layers) == len(network.layers) - 1
-    assert error(taken, model, x, store) < 3e-3
+    assert network_error(taken, model, x, store) < 3e-3
     single = capture(model.float(), tuple(x.shape), "f32")
     assert not [one for one in single.alternatives if one.name.endswith(".chained")], "for halves alone"
 
@@ -237,7 +223,7 @@ def test_two_products_are_also_taken_together(make, name, chain, store):
     taken = with_alternatives(network, [name])
     [both] = [layer.problem for layer in taken.layers if isinstance(layer.problem, PointwisePair)]
     assert str(both.epilogue) == chain and len(taken.layers) == len(network.layers) - 1
-    assert error(taken, model, x, store) < 3e-3
+    assert network_error(taken, model, x, store) < 3e-3
     single = capture(model.float(), tuple(x.shape), "f32")
     assert not [one for one in single.alternatives if one.name.endswith(".paired")], "for halves alone"
 
@@ -275,7 +261,7 @@ def test_a_convolution_is_also_taken_with_the_projection_that_is_added(first_is_
     [both] = [layer.problem for layer in taken.layers if isinstance(layer.problem, Conv2dSkip)]
     assert str(both.epilogue) == "bias,relu" and (both.r, both.skip_stride) == (3, (2, 2))
     assert len(taken.layers) == len(network.layers) - 1
-    assert error(taken, model, x, store) < 3e-3
+    assert network_error(taken, model, x, store) < 3e-3
     single = capture(model.float(), tuple(x.shape), "f32")
     assert not [one for one in single.alternatives if one.name.endswith(".projected")], "for halves alone"
 
@@ -305,7 +291,7 @@ def test_a_product_also_scales_its_input_by_gates(store, act, gate):
     taken = with_alternatives(network, ["narrow.scaled"])
     kinds = [type(layer.problem) for layer in taken.layers]
     assert kinds[-2:] == [SeGates, ConcatConv2d] and str(taken.layers[-1].problem.epilogue) == "mul_image,conv,bias"
-    assert error(taken, model, x, store) < 3e-3
+    assert network_error(taken, model, x, store) < 3e-3
 
 
 class Dense(nn.Module):
@@ -332,7 +318,7 @@ def test_a_product_is_also_taken_with_the_concatenation_before_it(store):
     chains = [str(layer.problem.epilogue) for layer in taken.layers if isinstance(layer.problem, ConcatConv2d)]
     assert chains == ["scale,bias,relu,conv,bias,mul,relu"]
     assert not [layer for layer in taken.layers if isinstance(layer.problem, Concat)]
-    assert error(taken, model, x, store) < 3e-3
+    assert network_error(taken, model, x, store) < 3e-3
     assert len(taken.layers) == len(network.layers) - len(names)
 
 
@@ -405,7 +391,7 @@ def test_layers_that_only_look_alike_are_not_replaced(model, shape, store):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     network = capture(model.eval(), shape, "f32")
     for alternative in network.alternatives:
-        assert error(with_alternatives(network, [alternative.name]), model, x, store) < 1e-5, alternative.name
+        assert network_error(with_alternatives(network, [alternative.name]), model, x, store) < 1e-5, alternative.name
 
 
 class OwnSum(nn.Module):
@@ -473,4 +459,4 @@ def test_layers_that_cannot_be_one_stay_apart(make, shape, never, store):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).half()
     network = capture(model.eval(), shape, "f16")
     assert not [one.name for one in network.alternatives if one.name.endswith(never)]
-    assert error(network, model, x, store) < 3e-3
+    assert network_error(network, model, x, store) < 3e-3

@@ -58,7 +58,7 @@ def trial_us():
 
 @pytest.fixture
 def trial_details():
-    """What that process says of this time."""
+    """Details of that time, such as THROTTLED."""
     return {}
 
 
