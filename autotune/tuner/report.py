@@ -19,7 +19,7 @@ from tuning_db import Store
 from tuning_db.schema import Device, KernelRow, Measurement, PlanRow
 
 SLOWED = "while other processes or heat slowed the device down: tune again"
-"""What follows times of which THROTTLED says that they are too long."""
+"""Ends a sentence about times that are too long: their details have THROTTLED."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a call of a FusedResNet needs: its arguments, its tensors, the module's state, the cache and the result."""
+"""A call of a FusedResNet: its arguments and tensors, the module's state, the cache of plans, and the result."""
 
 from fused_resnet.call.arguments import (
     ONE_TENSOR,

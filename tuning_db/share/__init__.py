@@ -1,1 +1,1 @@
-"""What is exchanged between databases: their rows, differences, merges and exports."""
+"""Exchange between databases: merge, sync, pack, export, and the differences of two files."""

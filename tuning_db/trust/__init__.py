@@ -1,1 +1,1 @@
-"""What tells whether a database is trusted: digests of rows, signatures, and who owns the file."""
+"""Trust in a database: digests of its rows, signatures, and the owner of its file."""
