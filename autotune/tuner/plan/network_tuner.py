@@ -140,9 +140,9 @@ def tune_network_plan(
     def descent(on_improvement: Callable[[PlanState, Result], object] = lambda *_: None) -> PlanDescent:
         return PlanDescent(timer, parts, _candidates(known), layer_us, until.before(last_seconds), on_improvement)
 
-    found = starts
+    found, search = starts, descent(recorder.record_if_faster)
     if descend:
-        first = descent(recorder.record_if_faster).descend(fastest[0], group_first=True)
+        first = search.descend(fastest[0], group_first=True)
         second = next((plan for plan, _ in others if (plan is in_use) != (fastest[0] is in_use)), None)
         found = [first]
         found += [descent().descend(second, group_first=second is not in_use)] if second else []
@@ -151,7 +151,11 @@ def tune_network_plan(
     plans = [*found, *(plan for plan in without if not until.is_over and timer.runs(plan))]
     if until.left >= (len(plans) + 1) * timer.seconds * FINAL_ROUNDS / ROUNDS:
         best = _record_fastest(timer, recorder, network, winners, plans)
-        _compare_with_torch(recorder, best, find_rivals(), until)
+        if _compare_with_torch(recorder, best, find_rivals(), until) and best and descend and until is not NEVER:
+            # The comparison seldom takes all the time that was kept for it: the search goes on.
+            last = until.before(4 * timer.seconds * FINAL_ROUNDS / ROUNDS)
+            if (faster := search.descend(best, group_first=True, until=last)) is not best:
+                _record_fastest(timer, recorder, network, winners, [best, faster])
     return recorder.row
 
 
@@ -286,7 +290,7 @@ def _record_fastest(
     return min(timed, key=_median_us)[0]
 
 
-def _compare_with_torch(recorder: PlanRecorder, best: PlanState | None, rivals: Rivals, until: Deadline) -> None:
+def _compare_with_torch(recorder: PlanRecorder, best: PlanState | None, rivals: Rivals, until: Deadline) -> bool:
     """Time the fastest plan and torch's operators for the whole network in interleaved rounds; record the fastest.
 
     Inductor's code of a trial that did not end within the budget is not compared. Where there is no time for the
@@ -297,6 +301,9 @@ def _compare_with_torch(recorder: PlanRecorder, best: PlanState | None, rivals: 
         best: The fastest plan; None if there is none that runs.
         rivals: Compares them.
         until: Deadline of the comparison.
+
+    Returns:
+        Whether the plan is faster than torch's operators, as far as they were compared.
     """
     network = recorder.network
     whole = _whole_plans(network, recorder.known_whole())
@@ -304,7 +311,7 @@ def _compare_with_torch(recorder: PlanRecorder, best: PlanState | None, rivals: 
     compiled = [plan for plan, one in whole if plan not in eager and one.us is not None and rivals.has_compiled]
     torchs = [*eager, *compiled]
     if not torchs or until.is_over:
-        return
+        return not recorder.keeps_faster
     timer = PlanTimer(rivals.worker, network, until.clock)
     running = [plan for plan in torchs if timer.runs(plan)]
     compared = timer.compare_those_that_run([*([best] if best else []), *running], FINAL_ROUNDS)
@@ -312,6 +319,7 @@ def _compare_with_torch(recorder: PlanRecorder, best: PlanState | None, rivals: 
     recorder.keeps_faster = recorder.keeps_faster and not rivals.has_compiled
     if compared and (best is None or compared[0][0] is best):
         _record_of(recorder, network, compared)
+    return bool(compared) and min(compared, key=_median_us)[0] is best and not recorder.keeps_faster
 
 
 def _record_of(recorder: PlanRecorder, network: Network, timed: Sequence[_Timed]) -> None:

@@ -30,6 +30,8 @@ ROUNDS = 7
 """Interleaved rounds per comparison."""
 ORDER_WEIGHT = 0.05
 """Share of the network's time that a change of the order may gain."""
+LEAST_WEIGHT = 0.01
+"""Share of the network's time from which on a move gets the time of one neighbour, even if that is more than its part."""
 MAX_REQUEST_SECONDS = 10.0
 """Longest comparison: the measuring process is killed if it does not answer within 30 s."""
 MAX_TIME_RATIO = 0.998
@@ -133,15 +135,20 @@ class PlanDescent:
         self._timer, self._network, self._until = timer, network, until
         self._candidates = {name: list(each) for name, each in candidates.items() if each}
         self._us, self._on_improvement = layer_us, on_improvement
+        self._tried: set[tuple[str, ...]] = set()  # moves whose neighbors were all timed, from the plan of that moment
         self._problem_of = {layer.name: layer.problem for layer in network.all_layers}
 
-    def descend(self, plan: PlanState, group_first: bool) -> PlanState:
+    def descend(self, plan: PlanState, group_first: bool, until: Deadline | None = None) -> PlanState:
         """Return a plan that no move makes faster, or the best after MAX_SWEEPS sweeps or at the deadline.
+
+        A later call begins with the moves that there was no time for.
 
         Args:
             plan: The plan to start from.
             group_first: Change all layers of one problem together in the first sweep.
+            until: A deadline in place of the one so far.
         """
+        self._until = until or self._until
         for sweep in range(MAX_SWEEPS):
             start = plan
             together = group_first and sweep == 0
@@ -174,13 +181,19 @@ class PlanDescent:
         return sum(self._us.get(name, 0.0) for name in names)
 
     def _make_moves(self, moves: Sequence[tuple[float, Move]], plan: PlanState) -> PlanState:
-        """Make moves, given with their weights, as far as there is time."""
-        left = sum(weight for weight, _ in moves)
-        for weight, move in moves:
-            available = self._until.left
-            seconds = available * weight / left if left > 0 and math.isfinite(available) else available
-            plan = self._apply(move, plan, self._timer.num_plans(seconds) - 1)
-            left -= weight
+        """Make moves, given with their weights, as far as there is time; those that were tried before come last."""
+        whole = self._total(layer.name for layer in self._timer.layers(plan))
+        known = [_identity(move) in self._tried for _, move in moves]
+        for is_tried in (False, True):
+            part = [one for one, tried in zip(moves, known, strict=True) if tried is is_tried]
+            left = sum(weight for weight, _ in part)
+            for weight, move in part:
+                available = self._until.left
+                seconds = available * weight / left if left > 0 and math.isfinite(available) else available
+                if weight >= LEAST_WEIGHT * whole and not is_tried:
+                    seconds = max(seconds, min(available, 2 * self._timer.seconds))
+                plan = self._apply(move, plan, self._timer.num_plans(seconds) - 1)
+                left -= weight
         return plan
 
     def _apply(self, move: Move, plan: PlanState, most: float) -> PlanState:
@@ -196,7 +209,10 @@ class PlanDescent:
         neighbors = move.neighbors(plan)
         if isinstance(move, TakeAlternative):  # the others take the same alternatives
             neighbors = [one for one in neighbors if self._can_run(one)]
+        count = len(neighbors)
         neighbors = neighbors if math.isinf(most) else neighbors[: max(0, int(most))]
+        if len(neighbors) == count:
+            self._tried.add(_identity(move))
         if not neighbors:
             return plan
         timed = self._time_ratios(plan, neighbors)
@@ -225,14 +241,15 @@ class PlanDescent:
     def _shorten_candidates(
         self, move: SwapKernel, plan: PlanState, neighbors: Sequence[PlanState], ratios: Sequence[float]
     ) -> None:
-        """Keep the KEPT_CANDIDATES of a move's layers with which the network is fastest, and those in use."""
+        """Keep the KEPT_CANDIDATES of a move's layers with which the network is fastest; those not timed yet lead."""
         ranked = sorted(range(len(neighbors)), key=ratios.__getitem__)
         for name in move.layers:
-            kept = [plan.assignments[name].candidate]
+            timed = [plan.assignments[name].candidate]
             for other in (neighbors[i].assignments[name].candidate for i in ranked):
-                if other not in kept and len(kept) < KEPT_CANDIDATES:
-                    kept.append(other)
-            self._candidates[name] = kept
+                if other not in timed:
+                    timed.append(other)
+            others = [one for one in self._candidates[name] if one not in timed]
+            self._candidates[name] = [*others, *timed[:KEPT_CANDIDATES]]
 
     def _same_problem(self, names: Sequence[str]) -> list[list[str]]:
         """Group layers by their problem; layers of one problem have the same candidates."""
@@ -260,3 +277,10 @@ class PlanDescent:
             else:
                 timed.append((math.inf, None))
         return timed
+
+
+def _identity(move: Move) -> tuple[str, ...]:
+    """Return a text for each part of a network that a move changes, and the kind of the move."""
+    if isinstance(move, SwapKernel):
+        return ("swap", *move.layers)
+    return ("take", move.alternative.name) if isinstance(move, TakeAlternative) else ("reorder",)

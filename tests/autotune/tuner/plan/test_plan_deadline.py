@@ -4,13 +4,15 @@ import json
 import math
 import random
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from two_layer_network import NETWORK
 
 from autotune.core import Deadline, OutOfTimeError, device_name
-from autotune.ir import INPUT, OUTPUT, Layer, Network, NetworkKey, parse
+from autotune.ir import INPUT, OUTPUT, WHOLE, Alternative, Layer, Network, NetworkKey, Operand, parse
+from autotune.ir.operators import OperatorCall, TorchCall, ValueRef
 from autotune.measure import Result
 from autotune.tuner.plan.network_tuner import tune_network_plan
 from autotune.tuner.plan.plan_descent import MAX_TIME_RATIO
@@ -18,20 +20,25 @@ from tuning_db import Store
 
 DEEP, KINDS, KERNELS = 250, 40, 4
 """Layers of a deep network, the problems among them, and the kernels of each problem."""
+TORCH_US = 1e6
 SECONDS_PER_PLAN, SECONDS_PER_ROUND = 0.02, 0.002
-"""Simulated seconds of binding and capturing a plan, and of one of its rounds."""
+"""Simulated seconds of binding and capturing a plan, and of one of its rounds; TORCH_US is the time of torch."""
 
 
 class SlowDevice:
     """A device with a clock: a layer takes the microseconds of its problem times the factor of its kernel."""
 
     def __init__(self, us, factors, ends=math.inf):
-        self.us, self.factors, self.now, self.ends, self.requests = us, factors, 0.0, ends, []
+        self.us, self.factors, self.now, self.ends = us, factors, 0.0, ends
+        self.requests: list[int] = []
+        self.with_torch: list[tuple[int, float]] = []  # requests with torch's operators, and our time in each
 
     def clock(self):
         return self.now
 
     def time(self, plan):
+        if plan[0].layer == "the network":
+            return TORCH_US
         picks = [(pick.layer, json.loads(pick.candidate.config)["number"]) for pick in plan]
         return sum(self.us[int(name) % KINDS] * self.factors[int(name) % KINDS][number] for name, number in picks)
 
@@ -39,8 +46,11 @@ class SlowDevice:
         self.now += len(plans) * (SECONDS_PER_PLAN + rounds * SECONDS_PER_ROUND)
         if self.now > self.ends:
             raise OutOfTimeError("the end")
+        times = list(map(self.time, plans))
+        if TORCH_US in times and len(times) > 1:
+            self.with_torch.append((len(self.requests), min(times)))
         self.requests.append(len(plans))
-        return [Result("ok", median_us=us, spread_us=0.1, samples_us=[us]) for us in map(self.time, plans)]
+        return [Result("ok", median_us=us, spread_us=0.1, samples_us=[us]) for us in times]
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +105,34 @@ def test_a_deep_network_is_settled_within_its_time_where_it_counts_most(deep, se
     assert (alone - plan.median_us) / seen > {3.0: 0.4, 30.0: 0.95, 120.0: 0.95}[seconds]
     if seconds == 120.0:  # all groups, and then single layers: no time is left unused for want of moves
         assert len(device.requests) > KINDS
+
+
+def test_the_search_goes_on_in_the_time_that_the_comparison_with_torch_leaves(deep, tmp_path):
+    path, network, make_device = deep
+    whole = TorchCall(
+        n=2,
+        calls=(OperatorCall("aten.relu.default", (ValueRef(0),)),),
+        inputs=(Operand("x", "input", (2, 8, 4, 4), "f32"),),
+        shape=(2, 8, 4, 4),
+        in_torch_order=("x",),
+        dtype="f32",
+    )
+    layer = Layer("the network", whole, {"x": INPUT, "y": OUTPUT})
+    network = replace(network, alternatives=(Alternative(WHOLE, tuple(map(str, range(DEEP))), (layer,)),))
+    device, seconds = make_device(), 4.0
+    with Store.create(shutil.copy(path, tmp_path / "t.db")) as store:
+        [row] = store.devices()
+        kernel = store.put_kernel(
+            {"family": "aten", "config": "{}", "dtype": "f32", "epilogue": "none", "target": "any", "source": ""},
+            symbol="",
+        )
+        measured = {"device_id": row.id, "problem_id": store.put_problem(str(whole)).id, "kernel_id": kernel.id}
+        store.put_measurement(**measured, status="ok", median_us=TORCH_US)
+        plan = tune_network_plan(store, row, device, network, Deadline(seconds, 0.0, device.clock))
+    [(compared, before_us)] = device.with_torch
+    assert len(device.requests) > compared + 5  # the search behind the comparison
+    assert device.now <= seconds
+    assert list(plan.details["torch_us"].values()) == [TORCH_US] and plan.median_us < before_us
 
 
 @pytest.mark.parametrize("ends", [0.1, 1.0, 4.0])
