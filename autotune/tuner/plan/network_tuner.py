@@ -150,12 +150,7 @@ def tune_network_plan(
     without = [_precompiled(plan, known) for plan in found if _is_compiled(plan.sequence(network))]
     plans = [*found, *(plan for plan in without if not until.is_over and timer.runs(plan))]
     if until.left >= (len(plans) + 1) * timer.seconds * FINAL_ROUNDS / ROUNDS:
-        best = _record_fastest(timer, recorder, network, winners, plans)
-        if _compare_with_torch(recorder, best, find_rivals(), until) and best and descend and until is not NEVER:
-            # The comparison seldom takes all the time that was kept for it: the search goes on.
-            last = until.before(4 * timer.seconds * FINAL_ROUNDS / ROUNDS)
-            if (faster := search.descend(best, group_first=True, until=last)) is not best:
-                _record_fastest(timer, recorder, network, winners, [best, faster])
+        _conclude(timer, recorder, winners, plans, find_rivals, search if descend else None, until)
     return recorder.row
 
 
@@ -270,12 +265,29 @@ def _other_starts(
             yield replace(own, alternatives=faster)
 
 
-def _record_fastest(
+def _conclude(
     timer: PlanTimer,
     recorder: PlanRecorder,
-    network: Network,
     winners: PlanState,
     plans: Sequence[PlanState],
+    rivals: Callable[[], Rivals],
+    search: PlanDescent | None,
+    until: Deadline,
+) -> None:
+    """Record the fastest of some plans and torch's operators, and search on in the time that is left.
+
+    The comparison with torch seldom takes all the time that was kept for it.
+    """
+    best = _record_fastest(timer, recorder, winners, plans)
+    is_faster = _compare_with_torch(recorder, best, rivals(), until)
+    if is_faster and best and search and until is not NEVER:
+        last = until.before(4 * timer.seconds * FINAL_ROUNDS / ROUNDS)
+        if (faster := search.descend(best, group_first=True, until=last)) is not best:
+            _record_fastest(timer, recorder, winners, [best, faster])
+
+
+def _record_fastest(
+    timer: PlanTimer, recorder: PlanRecorder, winners: PlanState, plans: Sequence[PlanState]
 ) -> PlanState | None:
     """Time some plans and the layers' winners in interleaved rounds; record and return the fastest plan.
 
@@ -286,7 +298,7 @@ def _record_fastest(
         return None
     recorder.alone_us = results[0].median_us or math.inf
     timed = list(zip(plans, results[1:], strict=True))
-    _record_of(recorder, network, timed)
+    _record_of(recorder, recorder.network, timed)
     return min(timed, key=_median_us)[0]
 
 

@@ -8,8 +8,8 @@ that changes nothing.
 
 The time of a descent is limited. A move can gain no more than the time of its layers, so the moves of a sweep are made
 in descending order of that time, and each may take its share of the time that is left: as many neighbours are timed as
-fit, by the seconds that the comparisons took so far, those with the fastest candidates first. A move without time for
-one neighbour is left out. Every improvement is reported at once, so a run that is ended keeps the best plan so far.
+fit, by the seconds that the comparisons took so far, those with the fastest candidates first. A light move without time
+for one neighbour is left out. Every improvement is reported at once, so a run that is ended keeps the best plan so far.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROUNDS = 7
 ORDER_WEIGHT = 0.05
 """Share of the network's time that a change of the order may gain."""
 LEAST_WEIGHT = 0.01
-"""Share of the network's time from which on a move gets the time of one neighbour, even if that is more than its part."""
+"""Share of the network's time from which on a move gets the time of one neighbour, also if its part is less."""
 MAX_REQUEST_SECONDS = 10.0
 """Longest comparison: the measuring process is killed if it does not answer within 30 s."""
 MAX_TIME_RATIO = 0.998
