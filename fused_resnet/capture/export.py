@@ -21,10 +21,11 @@ from torch.fx.experimental import proxy_tensor
 
 from autotune.core import CaptureError, in_one_line
 from autotune.ir import TENSOR_DTYPES
-from fused_resnet.call import Signature, put_together
+from fused_resnet.call import Signature, positions, put_together
 from fused_resnet.capture.as_operators import AsOperators
 from fused_resnet.capture.graph_trace import TracedGraph, trace_graph
 from fused_resnet.capture.in_place import forget_tensors
+from fused_resnet.capture.module_trace import ControlFlowError, trace_module
 from fused_resnet.capture.side_effects import undone
 from fused_resnet.capture.stateless import stateless
 from fused_resnet.dynamo_graph import DynamoGraph
@@ -84,7 +85,13 @@ def export(
         model = copy.deepcopy(model)  # tensors made in inference mode, for example by .half(), cannot be exported
     args, kwargs = put_together(signature.arguments, tensors)
 
-    def traced() -> torch.export.ExportedProgram:
+    def traced() -> torch.export.ExportedProgram | TracedGraph:
+        try:
+            return trace_module(model, signature.arguments, tensors, positions(model), device)
+        except ControlFlowError as error:
+            raise CaptureError(f"{_innermost(model, error.__traceback__)[0] or 'the model'} {error}") from error
+        except Exception:  # forward may do anything on tensors without data
+            pass
         with AsOperators():
             try:
                 return torch.export.export(model, args, kwargs, strict=False)
@@ -132,7 +139,7 @@ def _own_export_state() -> Iterator[None]:
 
 
 def _failure(model: nn.Module, signature: Signature, error: Exception) -> CaptureError:
-    where = _where(model, error.__traceback__)
+    where = _called(*_innermost(model, error.__traceback__))
     if isinstance(error, CaptureError):
         return CaptureError(f"{where}: {error}")
     if (unknown := re.search(r"Found <class '([\w.<>]+)'> in output", str(error))) is not None:
@@ -151,14 +158,14 @@ def _failure(model: nn.Module, signature: Signature, error: Exception) -> Captur
     )
 
 
-def _where(model: nn.Module, frames: TracebackType | None) -> str:
-    """Return the innermost submodule whose method an exception passed through."""
+def _innermost(model: nn.Module, frames: TracebackType | None) -> tuple[str, nn.Module]:
+    """Return the innermost submodule whose method an exception passed through, and its path."""
     paths = {id(module): (name, module) for name, module in model.named_modules()}
     found = ("", model)
     while frames:
         found = paths.get(id(frames.tb_frame.f_locals.get("self")), found)
         frames = frames.tb_next
-    return _called(*found)
+    return found
 
 
 def _called(name: str, module: nn.Module) -> str:

@@ -6,6 +6,7 @@ That takes half the time of torch.export, which would also lose the submodules t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 
 from autotune.core import CaptureError, in_one_line
 from fused_resnet.capture.as_operators import AsOperators
+from fused_resnet.capture.meta_recorder import MetaRecorder, meta
 from fused_resnet.capture.nodes import memory, name_of, written
 from fused_resnet.capture.recorder import Recorder
 from fused_resnet.dynamo_graph import DynamoGraph
@@ -48,12 +50,14 @@ class TracedGraph:
         graph_signature: What its placeholders are.
         call_spec: The structure of its results.
         constants: The tensors that the graph makes itself, by name.
+        device: The device for which tensors without data stand in the graph; None for fake tensors.
     """
 
     graph_module: fx.GraphModule
     graph_signature: ExportGraphSignature
     call_spec: CallSpec
     constants: Mapping[str, torch.Tensor]
+    device: torch.device | None = None
 
     @property
     def graph(self) -> fx.Graph:
@@ -66,14 +70,14 @@ class TracedGraph:
         Args:
             parts: Functions that run the parts of operators which torch does not replace itself.
         """
-        recorder = Recorder()
+        recorder = Recorder() if self.device is None else MetaRecorder(self.device)
 
         def run(*given: torch.Tensor) -> list[Any]:
             return tree_leaves(_Interpreter(self.graph_module, recorder, parts=parts).run(*given))
 
         places = [node for node in self.graph.nodes if node.op == "placeholder"]
-        with FakeTensorMode(), torch.no_grad():
-            fakes = [_fake(node.meta["val"]) for node in places]
+        with FakeTensorMode() if self.device is None else nullcontext(), torch.no_grad():
+            fakes = [(_fake if self.device is None else meta)(node.meta["val"]) for node in places]
             for node, fake in zip(places, fakes, strict=True):
                 recorder.placeholder(node.name, fake)
             with recorder:
@@ -137,27 +141,54 @@ def trace_graph(model: DynamoGraph, inputs: tuple[torch.Tensor, ...]) -> TracedG
     recorder = Recorder()
     with FakeTensorMode(), torch.inference_mode():
         fakes, given = ([_fake(one) for one in each] for each in (state.values(), inputs))
-        places = [recorder.placeholder(f"arg{i}", fake) for i, fake in enumerate([*fakes, *given])]
+        for i, fake in enumerate([*fakes, *given]):
+            recorder.placeholder(f"arg{i}", fake)
         states = {id(value): fake for value, fake in zip(state.values(), fakes, strict=True)}
         try:
             with AsOperators(), recorder:
                 result = _Interpreter(model, recorder, states).run(*given)
-            leaves, structure = tree_flatten(result)
-            recorder.graph.output(tuple(map(recorder.node, leaves)))
+            names = [node.name for node in model.graph.nodes if node.op == "placeholder"]
+            return traced(recorder, result, list(state), names)
+        except CaptureError:
+            raise
         except Exception as error:  # a graph may call anything of torch
             raise CaptureError(f"the graph cannot be traced: {in_one_line(error)}") from error
+
+
+def traced(
+    recorder: Recorder,
+    result: Any,
+    state: Sequence[str],
+    inputs: Sequence[str],
+    device: torch.device | None = None,
+) -> TracedGraph:
+    """Return a recorded program, whose placeholders so far are constants, the state and the inputs.
+
+    Args:
+        recorder: The recorded operators.
+        result: What the program returns.
+        state: Names of the parameters and buffers.
+        inputs: Names of the inputs.
+        device: That of the result.
+
+    Raises:
+        CaptureError: The program changes its inputs, is in training mode, or needs the values of tensors.
+    """
+    leaves, structure = tree_flatten(result)
     graph = recorder.graph
-    names = [node.name for node in model.graph.nodes if node.op == "placeholder"]
-    named = dict(zip(places[len(state) :], names, strict=True))
+    graph.output(tuple(map(recorder.node, leaves)))
+    places = [node for node in graph.nodes if node.op == "placeholder"][len(recorder.constants) + len(state) :]
+    named = dict(zip(places, inputs, strict=True))
     for node in graph.nodes:
-        if node not in named and node.name in names:  # an operator has the name of an input
+        if node not in named and node.name in inputs:  # an operator has the name of an input
             node.name = graph._graph_namespace.create_name(node.name, None)
     for node, name in named.items():
         node.name = node.target = name  # the names of buffers are part of the network's identity
     _refuse_training(graph)
-    _refuse_changed_inputs(graph, places[len(state) :])
-    signature = _signature(graph, list(state), names, list(recorder.constants))
-    return TracedGraph(fx.GraphModule(nn.Module(), graph), signature, CallSpec(structure), recorder.constants)
+    _refuse_changed_inputs(graph, places)
+    signature = _signature(graph, state, inputs, list(recorder.constants))
+    graph_module = fx.GraphModule(nn.Module(), graph)
+    return TracedGraph(graph_module, signature, CallSpec(structure), recorder.constants, device)
 
 
 def _fake(one: torch.Tensor) -> torch.Tensor:

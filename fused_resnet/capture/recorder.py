@@ -39,6 +39,11 @@ class Recorder(TorchDispatchMode):
         self._nodes: dict[int, fx.Node] = {}
         self._kept: list[torch.Tensor] = []  # no other tensor may get the id of one in `_nodes`
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: otherwise newer torch imports Dynamo, which takes seconds, to keep it from compiling a mode."""
+        return False
+
     def placeholder(self, name: str, value: torch.Tensor) -> fx.Node:
         """Return a new placeholder behind the others, which stands for a tensor."""
         node = self.graph.placeholder(name)
@@ -71,9 +76,17 @@ class Recorder(TorchDispatchMode):
         node = self.graph.create_node("call_function", func, positional, named, name)
         # By their parts: the result of a composite operator as a whole may be a view that fake tensors do not know.
         with torch.inference_mode(False), torch.no_grad():
-            value = func(*args, **kwargs)
+            value = self.compute(func, args, kwargs)
             self._keep(node, value)
         return value
+
+    def compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of an operator, which needs no values."""
+        return func(*args, **kwargs)
+
+    def submodules(self) -> Mapping[str, Any] | None:
+        """Return the stack of submodules that the operator which runs now belongs to."""
+        return self.stack
 
     def _constant(self, value: torch.Tensor) -> None:
         """Make a placeholder of a tensor that forward makes from numbers, in front of those for other tensors."""
@@ -86,7 +99,8 @@ class Recorder(TorchDispatchMode):
 
     def _keep(self, node: fx.Node, value: Any) -> None:
         """Make a node, and one for each item of a list, that of the value."""
-        node.meta = {"val": tree_map(_snapshot, value)} | ({"nn_module_stack": self.stack} if self.stack else {})
+        stack = self.submodules()
+        node.meta = {"val": tree_map(_snapshot, value)} | ({"nn_module_stack": stack} if stack else {})
         if isinstance(value, torch.Tensor):
             self._nodes[id(value)] = node
             self._kept.append(value)

@@ -159,7 +159,7 @@ def _content(cell: CellType) -> Any:
 def _of_trace(value: Any, depth: int = _DEPTH) -> bool:
     """Return whether a value is a tensor of a trace, or holds one."""
     if isinstance(value, torch.Tensor):
-        return bool(is_fake(value))
+        return bool(is_fake(value) or value.is_meta)
     if isinstance(value, fx.Proxy):
         return True
     if isinstance(value, dict):

@@ -97,8 +97,12 @@ def call(node: fx.Node, place: dict[fx.Node, int]) -> OperatorCall:
     if not isinstance(node.target, torch._ops.OpOverload):
         return OperatorCall("getitem", frozen(node.args))
     name = str(node.target)
-    given = zip(node.target._schema.arguments, node.args, strict=False)
-    # torch.export notes that cuDNN is off, and Dynamo that it is on, for the same module.
-    args = tuple(True if argument.name in _CUDNN_SWITCHES else value for argument, value in given)
+    formal = node.target._schema.arguments
+    # For the same module, torch.export notes that cuDNN is off, and others that it is on or nothing, as is the default.
+    switch = next((i for i, argument in enumerate(formal) if argument.name in _CUDNN_SWITCHES), None)
+    args = node.args
+    if switch is not None and not node.kwargs:
+        defaults = [argument.default_value for argument in formal[len(args) : switch]]
+        args = (*args[:switch], *defaults, True)
     kwargs = tuple((key, frozen(value)) for key, value in node.kwargs.items() if key not in _CUDNN_SWITCHES)
     return OperatorCall(_RESHAPED.get(name, name), frozen(args), kwargs)

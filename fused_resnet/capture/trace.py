@@ -19,6 +19,7 @@ from autotune.ir import DTYPES, ConstantExpr, ConstantSource
 from fused_resnet.call import Leaf, Result, Signature
 from fused_resnet.capture.export import check, export
 from fused_resnet.capture.in_place import Program, ambiguous_views, without_changes
+from fused_resnet.capture.module_trace import ControlFlowError
 from fused_resnet.capture.nodes import CASTS, COPIES, arguments, name_of, path
 from fused_resnet.inert_regions import inline_inert_regions
 
@@ -74,12 +75,9 @@ def trace(model: nn.Module, signature: Signature, dtype: str) -> Traced:
 
 def _refuse_unknown_sizes(node: fx.Node) -> None:
     """Raise a CaptureError if the size of a node's result depends on values of tensors, as that of nonzero."""
-    # Imported by torch.export, whose results these nodes are.
-    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-
     value = node.meta.get("val")
     tensors = [one for one in (value if isinstance(value, list | tuple) else [value]) if isinstance(one, torch.Tensor)]
-    if any(free_unbacked_symbols(tensor) for tensor in tensors):
+    if any(isinstance(size, torch.SymInt) for tensor in tensors for size in tensor.shape):
         raise CaptureError(
             f"{path(node) or 'the model'} calls {node.target}: the size of its result depends on values of tensors, "
             "and a network has fixed sizes. torch.where(condition, x, y), for example, has a fixed size"
@@ -99,11 +97,7 @@ def _read(exported: Program) -> Traced:
     _restore(graph, orders)
     for node in graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
-            raise CaptureError(
-                f"{path(node) or 'the model'} calls torch's {node.target.name()}: a forward with control flow that "
-                "depends on values of tensors, or with autocast of its own, cannot be captured: move that part out of "
-                "the model, or use torch.compile(model, backend='autotune'), which runs such parts without our kernels"
-            )
+            raise CaptureError(f"{path(node) or 'the model'} {ControlFlowError(node.target.name())}")
         if node.op == "call_function":
             _refuse_unknown_sizes(node)
             _plain_norm(node)
@@ -247,7 +241,7 @@ def _first_result(node: fx.Node) -> None:
     """Rewrite a layer or group norm that also returns statistics, which no node reads, as the one that does not."""
     if name_of(node) not in ("native_layer_norm", "native_group_norm"):
         return
-    if any(name_of(user) != "getitem" or user.args[1] != 0 for user in node.users):
+    if any(name_of(user) != "getitem" or (user.args[1] != 0 and user.users) for user in node.users):
         return
     given = arguments(node)
     x, weight, bias, eps = (given[name] for name in ("input", "weight", "bias", "eps"))
