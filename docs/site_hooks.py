@@ -19,7 +19,6 @@ from autotune.profiling import attribution
 from autotune.profiling.tree import tree
 from autotune.report import collect, render
 from autotune_cli import reference_pages
-from autotune_cli.commands.report import NAMED_NETWORKS
 from autotune_cli.profiles import page as profile_page
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,7 +38,7 @@ def on_files(files: Files, config: Any) -> Files:
             if path and found["image"] and path.suffix in PICTURES and files.get_file_from_path(_name(path)) is None:
                 files.append(File.generated(config, _name(path), abs_src_path=str(path)))
     for name in REPORTED:
-        report = render(collect(ROOT / "tuning_db" / f"{name}.db", NAMED_NETWORKS))
+        report = render(collect(ROOT / "tuning_db" / f"{name}.db"))
         files.append(File.generated(config, f"reports/{name}.html", content=report))
     for name, traces in PROFILED.items():
         files.append(File.generated(config, f"profiles/{name}.html", content=_profile(traces)))

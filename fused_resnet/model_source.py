@@ -1,4 +1,4 @@
-"""Sources of the network that a FusedResNet runs: a network known by name, or any module, captured."""
+"""The source of what a FusedResNet runs: a module, captured once for each kind of call."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from autotune.core import CaptureError, of_capability, require_one_of
-from autotune.ir import BYTE_FORMATS, BYTE_PRECISIONS, TENSOR_DTYPES, CallerTensor, Network, dtype_name
+from autotune.ir import BYTE_FORMATS, BYTE_PRECISIONS, CallerTensor, Network, dtype_name
 from autotune.runtime.engine import StateWatch
-from fused_resnet.call import ONE_TENSOR, Result, Signature, check_arguments, joint
+from fused_resnet.call import Result, Signature, check_arguments, joint
 from fused_resnet.guards import Guards, guards
-from fused_resnet.networks import se_resnet9_fixup, se_resnet9_fixup_layers
 from fused_resnet.precisions import PRECISIONS, TF32
 from fused_resnet.quantization import CalibratedScales
 from fused_resnet.torch_op import InputError
@@ -26,7 +25,7 @@ from fused_resnet.torch_op import InputError
 if TYPE_CHECKING:
     from fused_resnet.capture import CapturedModule
 
-__all__ = ["PRECISIONS", "PRODUCTS", "Captured", "ModelSource", "Named", "check_precision"]
+__all__ = ["PRECISIONS", "PRODUCTS", "Captured", "check_precision"]
 
 KEPT_CAPTURES = 3
 """Number of captures that are kept for values that may change back, besides the one in use."""
@@ -41,115 +40,6 @@ class _Exporting:
     """Holds the lock of torch.export, which is not thread-safe."""
 
     lock = threading.Lock()
-
-
-class ModelSource(Protocol):
-    """A network in plain torch and its layers.
-
-    Attributes:
-        name: For messages.
-        module: The network in plain torch.
-        precision: One of PRECISIONS, or None for the precision of the module's dtype.
-    """
-
-    name: str
-    module: nn.Module
-    precision: str | None
-
-    @property
-    def results(self) -> Mapping[str, Result]:
-        """Structure of the results, by the text of the arguments; known after a call of `network` with them."""
-
-    def network(self, signature: Signature) -> Network:
-        """Return the layers for the arguments of a call; raises InputError or CaptureError."""
-
-    def tensors(self, signature: Signature) -> tuple[CallerTensor, ...]:
-        """Return shape and dtype of each tensor that the layers compute; works while torch.compile traces."""
-
-    @property
-    def guards(self) -> Guards:
-        """The Python values that the layers of the last call of `network` depend on."""
-
-
-class Named:
-    """A network that this project defines layer by layer, by its name.
-
-    Pickles refer to this class by its name and module.
-
-    Args:
-        name: A key of `se_resnet9_fixup.MODELS`.
-        in_channels: Number of channels of the input.
-        precision: "tf32" or None.
-
-    Raises:
-        InputError: The precision is an 8-bit format, which only a captured module can have.
-        UnknownNameError: There is no network or precision of this name.
-    """
-
-    results: ClassVar = {ONE_TENSOR: Result()}
-
-    def __init__(self, name: str, in_channels: int, precision: str | None = None) -> None:
-        self.name, self.in_channels, self.precision = name, in_channels, precision
-        if precision in BYTE_PRECISIONS:
-            raise InputError(
-                f"precision='{precision}' is not available for model='{name}', whose layers are in floating point: "
-                f"use FusedResNet.from_model(networks.se_resnet9_fixup.build(...), precision='{precision}', "
-                "calibration=...)"
-            )
-        _problem_dtype("f32", precision)
-        self.module = se_resnet9_fixup.build(name, in_channels)
-        self._structure = _structure(self.module)
-        self._guards: Guards | None = None
-        self._output = se_resnet9_fixup_layers.network(name, 1, in_channels, "f32").results[0].shape[1:]
-
-    def network(self, signature: Signature) -> Network:
-        """Return the layers for an input (N, in_channels, H, W), whose H and W are those of the network.
-
-        Raises:
-            InputError: There are other inputs, the input has another shape, or a part of the module was replaced by
-                another kind of part.
-        """
-        check_arguments(self.module, signature.arguments)
-        if signature.arguments != ONE_TENSOR:
-            raise InputError(f"{self.name} takes one tensor, and was given {signature}")
-        shape = signature.tensors[0].shape
-        if signature.dtype is None:
-            given = TENSOR_DTYPES[signature.tensors[0].dtype]
-            raise InputError(f"the input is {given}: {self.name} takes floating point, so convert it with .to()")
-        size = int(self.module.input_size)  # type: ignore[arg-type]
-        if len(shape) != 4 or shape[1:] != (self.in_channels, size, size) or not shape[0]:
-            wanted = f"(N, {self.in_channels}, {size}, {size})"
-            raise InputError(f"the input has shape {shape}; {self.name} takes {wanted} with N of at least 1")
-        structure = _structure(self.module)
-        for part, kind in self._structure.items():
-            if structure.get(part) != kind:
-                is_now = structure.get(part, "gone")
-                raise InputError(
-                    f"'{part}' is {is_now}, where {self.name} has {kind}, and there are no kernels for that: "
-                    "use FusedResNet.from_model for a changed module"
-                )
-        if changed := self.guards.changed():
-            raise InputError(
-                f"{changed[0].name} was changed, and the kernels of {self.name} compute the original: change it back, "
-                "or use FusedResNet.from_model for a changed module"
-            )
-        dtype = _problem_dtype(dtype_name(signature.dtype), self.precision)
-        return se_resnet9_fixup_layers.network(self.name, shape[0], self.in_channels, dtype)
-
-    @property
-    def guards(self) -> Guards:
-        """The values that the plain network's forward reads, as they were at the first use of this object."""
-        if self._guards is None:
-            self._guards = guards(self.module)
-        return self._guards
-
-    def tensors(self, signature: Signature) -> tuple[CallerTensor, ...]:
-        """Return (N, K, P, Q)."""
-        (x,) = signature.tensors
-        return (CallerTensor((x.shape[0], *self._output), x.dtype),)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_guards": None}  # they name the dictionaries of this object's module
 
 
 class _Captures:
@@ -376,12 +266,6 @@ def _problem_dtype(dtype: str, precision: str | None) -> str:
     if precision == TF32 and dtype != "f32":
         raise InputError(f"precision='tf32' is for float32, and the module is in {dtype}: convert it with .float()")
     return TF32 if precision == TF32 else dtype
-
-
-def _structure(module: nn.Module) -> dict[str, str]:
-    """Return the kind of each submodule and the shape of each tensor in words, by name."""
-    parts = {name: f"a {type(part).__name__}" for name, part in module.named_modules() if name}
-    return parts | {name: f"of shape {tuple(tensor.shape)}" for name, tensor in module.state_dict().items()}
 
 
 def _after_fork() -> None:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 from torch import nn
 
 from autotune.core import CaptureError
+from autotune.ir import BYTE_PRECISIONS
 from fused_resnet import torch_op
-from fused_resnet.model_source import Captured, ModelSource, Named, check_precision
+from fused_resnet.model_source import Captured, check_precision
+from fused_resnet.networks import se_resnet9_fixup
 from fused_resnet.options import RunKeywords, RunOptions
 from fused_resnet.planned_module import PlannedModule
 from fused_resnet.torch_op import InputError
@@ -55,7 +57,7 @@ class FusedResNet(PlannedModule):
     def __init__(
         self,
         tuning_db: str | os.PathLike[str],
-        model: str | ModelSource = "se_resnet9_fixup",
+        model: str | Captured = "se_resnet9_fixup",
         in_channels: int = 3,
         **options: Unpack[RunKeywords],
     ) -> None:
@@ -68,8 +70,14 @@ class FusedResNet(PlannedModule):
             pass  # a database that cannot be read raises here rather than at the first call
         watch_optimizers()
         if isinstance(model, str):
-            self._source = Named(model, in_channels, chosen.precision)
             check_precision(chosen.precision, chosen.calibration)
+            if chosen.precision in BYTE_PRECISIONS:  # the weights are not loaded yet
+                raise InputError(
+                    f"precision='{chosen.precision}' is for FusedResNet.from_model, which gets the model with its "
+                    f"weights: from_model(networks.se_resnet9_fixup.build(...), precision='{chosen.precision}', "
+                    "calibration=...)"
+                )
+            self._source = Captured(se_resnet9_fixup.build(model, in_channels), model, chosen.precision)
         else:
             self._source = model
         self._cuda_graphs, self._max_plans, self._compile = chosen.cuda_graphs, chosen.max_plans, chosen.compile

@@ -34,7 +34,7 @@ from fused_resnet.call import (
     put_together,
     take_apart,
 )
-from fused_resnet.model_source import ModelSource
+from fused_resnet.model_source import Captured
 from fused_resnet.plan_warnings import warn_of_plan
 from fused_resnet.torch_op import InputError
 from fused_resnet.weight_changes import warn_of_late_change
@@ -64,7 +64,7 @@ class PlannedModule(nn.Module):
 
     tuning_db: str
     trusted_keys: tuple[str, ...]
-    _source: ModelSource
+    _source: Captured
     _cuda_graphs: bool
     _max_plans: int
     _compile: bool | None

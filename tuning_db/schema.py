@@ -115,7 +115,7 @@ class PlanRow(Base):
     __table_args__ = (Index("plan_of", "device_id", "network", "median_us"),)
     id: Mapped[int] = mapped_column(primary_key=True)
     device_id: Mapped[int] = mapped_column(ForeignKey("device.id"))
-    network: Mapped[str] = mapped_column(doc='"se_resnet9_fixup n=128 in_channels=3 dtype=f16"')
+    network: Mapped[str] = mapped_column(doc='"ResNet n=32 input=3x224x224 dtype=f16 1ba3d518a22f"')
     median_us: Mapped[float] = mapped_column(doc="median time of the whole network")
     spread_us: Mapped[float] = mapped_column(doc="interquartile range of the samples")
     choices: Mapped[list[dict[str, Any]]] = mapped_column(

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import MappingProxyType
 
 from autotune.report.environment import database_facts, device_facts
 from autotune.report.history import runs
 from autotune.report.layers import layers
-from autotune.report.networks import NamedNetworks, networks
+from autotune.report.networks import networks
 from autotune.report.records import DeviceReport, Report
 from tuning_db import Reader, Store
 from tuning_db.location import Location, file_of, is_address
 from tuning_db.trust.row_digests import UNREADABLE
 
-NO_NETWORKS: NamedNetworks = MappingProxyType({})
 
-
-def collect(
-    where: Location, named: NamedNetworks = NO_NETWORKS, tell: Callable[[str], object] = lambda _: None
-) -> Report:
+def collect(where: Location, tell: Callable[[str], object] = lambda _: None) -> Report:
     """Read a database.
 
     Args:
         where: A file, the address of a server, or a URL.
-        named: Networks whose layers follow from their names; a plan of another network names no problems.
         tell: Called with the text of each problem that is begun.
 
     Raises:
@@ -32,7 +26,7 @@ def collect(
     """
     with Store.open(where) as store:
         try:
-            return _report(store, named, tell)
+            return _report(store, tell)
         except UNREADABLE:
             if not is_address(where):
                 with Reader(file_of(where)) as reader:
@@ -40,7 +34,7 @@ def collect(
             raise
 
 
-def _report(store: Store, named: NamedNetworks, tell: Callable[[str], object]) -> Report:
+def _report(store: Store, tell: Callable[[str], object]) -> Report:
     found = layers(store, tell)
     devices = tuple(
         DeviceReport(
@@ -49,7 +43,7 @@ def _report(store: Store, named: NamedNetworks, tell: Callable[[str], object]) -
             bytes_per_us=device.bytes_per_us,
             facts=device_facts(device, found[device.id]),
             layers=tuple(found[device.id]),
-            networks=networks(store, device, found[device.id], named),
+            networks=networks(store, device, found[device.id]),
             runs=runs(found[device.id]),
         )
         for device in store.devices()

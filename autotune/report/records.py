@@ -172,46 +172,24 @@ class NetworkLayer:
 
 
 @dataclass(frozen=True)
-class AlternativeTime:
-    """Other layers for some layers of a network, and the times of both, each layer alone.
-
-    Attributes:
-        name: Name of the alternative.
-        replaces: Names of the layers that it replaces.
-        us: Sum of the times of its layers.
-        replaced_us: Sum of the times of the layers that it replaces.
-        taken: Whether the plan takes it; None without a plan.
-    """
-
-    name: str
-    replaces: tuple[str, ...]
-    us: float
-    replaced_us: float
-    taken: bool | None
-
-
-@dataclass(frozen=True)
 class NetworkTime:
-    """A network with its layers.
+    """The plan of a network, with its layers.
 
     Attributes:
         key: Text that identifies it in the database.
         layers: In the order in which they run.
-        planned: Whether the database holds a plan of it; otherwise the layers' winners are shown.
         precompiled: Whether the plan is the one for machines without a compiler.
-        us: Time of the whole network; None without a plan, or if it was not timed.
+        us: Time of the whole network; None if it was not timed.
         spread_us: Interquartile range of the whole network's samples.
         winners_us: Time of the whole network with the winner of each layer.
         torch_us: Times of the whole network on torch's operators, by candidate.
         is_throttled: Whether the device was slowed down while the network was timed.
         taken: Names of the alternatives that the plan takes.
-        alternatives: Times of the alternatives, as far as they are known.
         memory: Places of the activations; none if the plan does not tell them.
     """
 
     key: str
     layers: tuple[NetworkLayer, ...]
-    planned: bool
     precompiled: bool = False
     us: float | None = None
     spread_us: float | None = None
@@ -219,7 +197,6 @@ class NetworkTime:
     torch_us: Mapping[str, float] = field(default_factory=dict)
     is_throttled: bool = False
     taken: tuple[str, ...] = ()
-    alternatives: tuple[AlternativeTime, ...] = ()
     memory: tuple[ActivationPlace, ...] = ()
 
     @property

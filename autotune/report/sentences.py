@@ -29,10 +29,6 @@ def about(network: NetworkTime) -> Iterator[str]:
     """Yield sentences about the times of a network, and about what the database does not tell of it."""
     count = plural(len(network.layers), "layer")
     total = f"{count}; the sum of their times, each alone, is {number(network.sum_us)} us"
-    if not network.planned:
-        yield "The database holds no plan of this network"
-        yield f"Shown are its layers with their winners and without alternatives: {total}"
-        return
     yield total
     if network.precompiled:
         yield "This plan is for machines without a compiler"

@@ -31,7 +31,7 @@ import torch
 
 from autotune.core import AutotuneError
 from autotune.measure import synchronize
-from autotune_cli.command_line import add_device, add_model, positive, torch_device
+from autotune_cli.command_line import DEFAULT_MODEL, add_device, add_model, positive, torch_device
 from autotune_cli.main import run_program
 from autotune_cli.models import load
 from fused_resnet import FusedResNet
@@ -121,7 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     device, model = torch_device(options.device), load(options.model, options.input, None)
     warnings.filterwarnings("ignore", message=".*is not tuned")
-    if options.loads > 0 and model.is_ours:
+    if options.loads > 0 and options.model == DEFAULT_MODEL:
         found = load_times(options.db, options.batch, device, options.loads)
         print(f"from import torch to a first result, N = {options.batch}: {found['total']:.0f} ms")
         for stage in cold_start.STAGES:

@@ -29,7 +29,6 @@ from autotune_cli.record import one_line
 from fused_resnet import FusedResNet
 from fused_resnet.capture import capture
 from fused_resnet.networks import se_resnet9_fixup
-from fused_resnet.networks.se_resnet9_fixup_layers import network
 from fused_resnet.networks.unet import UNet
 from fused_resnet.precisions import TF32
 from fused_resnet.quantization import capture_bytes
@@ -59,11 +58,6 @@ class Model:
     shape: tuple[int, ...]
     module: nn.Module
 
-    @property
-    def is_ours(self) -> bool:
-        """Return whether its layers are written by hand instead of captured."""
-        return self.name in se_resnet9_fixup.MODELS
-
     def network(self, batch: int, dtype: str, precision: str | None = None) -> Network:
         """Return its layers as FusedResNet runs them.
 
@@ -77,8 +71,6 @@ class Model:
         """
         self._check_precision(dtype, precision)
         dtype = TF32 if precision == TF32 else dtype
-        if self.is_ours:
-            return network(self.name, batch, self.shape[0], dtype)
         module, shape = self.module.to(DTYPES[dtype]), (batch, *self.shape)
         if form := BYTE_PRECISIONS.get(precision or ""):
             return capture_bytes(module, shape, dtype, defaultdict(lambda: 1.0), form)
@@ -131,13 +123,7 @@ class Model:
             precision: "tf32", "int8", "fp8" or None.
             scales: For an 8-bit precision: what `calibrate` returned.
         """
-        if not self.is_ours:
-            return FusedResNet.from_model(
-                self.module, database, name=self.name, precision=precision, calibration=scales
-            )
-        fused = FusedResNet(database, model=self.name, in_channels=self.shape[0], precision=precision)
-        fused.load_state_dict(self.module.state_dict())
-        return fused
+        return FusedResNet.from_model(self.module, database, name=self.name, precision=precision, calibration=scales)
 
     def fused_for(self, x: torch.Tensor, database: str, precision: str | None) -> FusedResNet:
         """Return a FusedResNet for inputs like x, on its device and in its dtype.
@@ -160,8 +146,6 @@ class Model:
     def _check_precision(self, dtype: str, precision: str | None) -> None:
         if precision == TF32 and dtype != "f32":
             raise AutotuneError(f"--precision tf32 is for --dtype f32, not {dtype}")
-        if precision in BYTE_PRECISIONS and self.is_ours:
-            raise AutotuneError(f"--precision {precision} is for captured models ({_OTHERS}), not for {self.name}")
 
 
 def default_dtype(device: torch.device, precision: str | None) -> str:
@@ -182,8 +166,6 @@ def load(text: str, shape: tuple[int, ...] | None, in_channels: int | None) -> M
     """
     is_onnx = text.endswith(onnx_model.SUFFIX)
     is_other = ":" in text or is_onnx
-    if shape and text not in _CAPTURED and not is_other:
-        raise AutotuneError(f"--input is for captured models ({_OTHERS}): the size of {text} is fixed")
     if in_channels and (shape or is_other):
         named = ", ".join((*se_resnet9_fixup.MODELS, *_CAPTURED))
         raise AutotuneError(f"--in-channels is for {named}: give --input C,H,W")

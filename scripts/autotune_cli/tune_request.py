@@ -10,10 +10,9 @@ from autotune.core import Architecture, ProblemError, UnknownNameError
 from autotune.ir import all_forms, dtype_name, parse
 from autotune.tuner import TuneRequest, network_request, step_request
 from autotune_cli import models
-from autotune_cli.command_line import default_batch
+from autotune_cli.command_line import DEFAULT_MODEL, default_batch
 from autotune_cli.problem_file import read_problems
 from fused_resnet.model_source import PRODUCTS
-from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS
 from fused_resnet.precisions import TF32
 
 TENSORS = ("f16", "bf16", "f32")
@@ -76,7 +75,7 @@ def tune_requests(
     if args.precision and PRODUCTS[args.precision] not in arch.dtypes:
         others = [name for name, products in PRODUCTS.items() if products in arch.dtypes]
         raise UnknownNameError(_no_dtype(arch, PRODUCTS[args.precision], "no --precision", *others))
-    model = models.load(args.model or next(iter(GRAPHS)), args.input, args.in_channels)
+    model = models.load(args.model or DEFAULT_MODEL, args.input, args.in_channels)
     before_capture()
     requests: list[TuneRequest] = []
     batches = _batches(args, default_batch(arch.is_cuda))

@@ -43,9 +43,10 @@ from autotune_cli.command_line import add_record, positive
 from autotune_cli.main import run_program
 from autotune_cli.record import one_line, provenance, write
 from fused_resnet import FusedResNet
+from fused_resnet.capture import capture
 from fused_resnet.explain import Explanation
-from fused_resnet.model_source import Named
-from fused_resnet.networks import se_resnet9_fixup, se_resnet9_fixup_layers
+from fused_resnet.model_source import Captured
+from fused_resnet.networks import se_resnet9_fixup
 from tuning_db import DatabaseError, Store
 
 OUTCOMES = {
@@ -167,8 +168,7 @@ class Trial:
     def __init__(self, batch: int) -> None:
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
-        self._source = Named("se_resnet9_fixup", 3)
-        se_resnet9_fixup.randomize(self._source.module, 0)
+        self._source = Captured(se_resnet9_fixup.randomize(se_resnet9_fixup.build(), 0))
         self._x = torch.randn(batch, 3, 64, 64, generator=torch.Generator().manual_seed(1))
         values = in_child(self._expected)
         assert isinstance(values, list), values
@@ -228,7 +228,7 @@ def add_plan(path: Path) -> int:
     """Add a plan of the fastest kernels of ours, and return its batch size: one that the layers are tuned for."""
     with Store.create(path) as store:
         [device] = store.devices()
-        one = se_resnet9_fixup_layers.network("se_resnet9_fixup", 1, 3, "f32")
+        one = capture(se_resnet9_fixup.build(), (1, 3, 64, 64), "f32")
         tuned = batches(store, one.layers[0].problem)
         if not tuned:
             raise DatabaseError(f"{path} is not tuned for se_resnet9_fixup: autotune tune --arch cpu --db {path}")

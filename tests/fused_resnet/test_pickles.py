@@ -43,7 +43,7 @@ def test_a_pickle_names_only_classes_whose_paths_are_kept(tuned_db):
     with path.open("rb") as file:
         Recorder(file).load()
     assert {name for name in found if name.split(".")[0] in ("autotune", "fused_resnet", "tuning_db")} == {
-        "fused_resnet.model_source.Named",
+        "fused_resnet.model_source.Captured",
         "fused_resnet.module.FusedResNet",
         "fused_resnet.module._rebind",
         *(

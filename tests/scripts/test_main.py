@@ -23,7 +23,7 @@ from autotune_cli.baselines import VARIANTS
 from autotune_cli.commands import accuracy
 from autotune_cli.training_steps import STEPS
 from fused_resnet.model_source import PRODUCTS
-from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS
+from fused_resnet.networks.se_resnet9_fixup import MODELS
 from fused_resnet.precisions import PRECISIONS
 
 ENTRY_POINTS = sorted(SCRIPTS.glob("*.py"))
@@ -69,7 +69,7 @@ def test_options_list_what_exists():
     assert {name.replace("_", "-"): meaning for name, meaning in PERMISSIONS.items()} == tune_options.PERMISSIONS
     assert tuple(INDUCTOR_MODES) == tune_options.INDUCTOR_MODES
     assert (measure.BUFFERS, measure.TIMERS) == (tune_options.BUFFERS, tune_options.TIMERS)
-    assert next(iter(GRAPHS)) == command_line.DEFAULT_MODEL
+    assert next(iter(MODELS)) == command_line.DEFAULT_MODEL
     assert cudnn_algorithms.DIRECTIONS == algorithms_options.DIRECTIONS
     assert cudnn_algorithms.KINDS == algorithms_options.KINDS
     assert tuple(cudnn_algorithms.ORDERS) == algorithms_options.ORDERS

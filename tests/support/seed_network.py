@@ -5,7 +5,9 @@ from functools import cache
 import torch
 from comparison import relative_error
 
+from autotune.ir import DTYPES
 from fused_resnet import FusedResNet
+from fused_resnet.capture import capture
 from fused_resnet.networks import se_resnet9_fixup
 
 BLOCK = [
@@ -32,6 +34,13 @@ LIMIT = 1e-5
 
 def plain(channels=3, seed=0):
     return se_resnet9_fixup.randomize(se_resnet9_fixup.build(in_channels=channels), seed)
+
+
+@cache
+def network(n, channels=3, dtype="f32"):
+    """Its layers, without the alternative that calls torch for all of them."""
+    model = se_resnet9_fixup.build(in_channels=channels).to(DTYPES["f32" if dtype == "tf32" else dtype])
+    return capture(model, (n, channels, 64, 64), dtype).without_whole
 
 
 @cache

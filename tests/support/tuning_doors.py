@@ -48,7 +48,7 @@ class Subject:
     def options(self) -> list[str]:
         """The options of `autotune tune`, without --db."""
         batch, *sample = self.case.x.shape
-        size = [] if self.case.model.is_ours else ["--input", ",".join(map(str, sample))]
+        size = ["--input", ",".join(map(str, sample))]
         arch = "auto" if self.case.device.type == "cuda" else "cpu"
         about = ["--model", self.text, *size, "--batch", str(batch), "--dtype", dtype_name(self.case.x.dtype)]
         return [*about, "--arch", arch, "--budget", str(self.budget)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,10 +10,6 @@ from rich.markup import escape
 from autotune.core import AutotuneError, format_bytes
 from autotune.families import families
 from autotune.report import collect, compare, render
-from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS, network
-
-NAMED_NETWORKS = {name: partial(network, name) for name in GRAPHS}
-"""The networks whose layers follow from their names."""
 
 
 def main(args: argparse.Namespace) -> None:
@@ -24,8 +19,8 @@ def main(args: argparse.Namespace) -> None:
         def tell(problem: str) -> None:
             status.update(escape(problem))
 
-        report = collect(args.db, NAMED_NETWORKS, tell)
-        other = collect(args.against, NAMED_NETWORKS, tell) if args.against else None
+        report = collect(args.db, tell)
+        other = collect(args.against, tell) if args.against else None
     page = render(report, other.name, compare(report, other)) if other else render(report)
     try:
         args.out.write_text(page, encoding="utf-8")

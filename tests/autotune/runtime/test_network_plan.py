@@ -2,12 +2,13 @@
 
 from itertools import combinations
 
+from seed_network import network
+
 from autotune.runtime import activation_places
-from fused_resnet.networks.se_resnet9_fixup_layers import network
 
 
 def test_activations_that_live_at_the_same_time_lie_apart():
-    own = network("se_resnet9_fixup", 2, 3, "f16")
+    own = network(2, dtype="f16")
     places = activation_places(own.layers, own.callers)
     written = {name for layer in own.layers for name in layer.writes} - set(own.callers)
     assert {place.name for place in places} == written and all(place.bytes > 0 for place in places)

@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
+import seed_network
 import torch
 from crossed_network import crossed_network
 from databases import with_wrong_kernel
@@ -18,7 +19,6 @@ from autotune.measure import Result, Worker
 from autotune.runtime.selection import select
 from autotune.tuner.plan.copied_plans import CopiedPlan
 from autotune.tuner.plan.network_tuner import record_copied_plan, tune_network_plan
-from fused_resnet.networks.se_resnet9_fixup_layers import network as seed_network
 from tuning_db import Store
 
 
@@ -155,7 +155,7 @@ def test_a_kernel_that_is_wrong_at_this_batch_size_is_left_out(tuned_db, tmp_pat
     path, wrong, _ = with_wrong_kernel(tuned_db, tmp_path)
     with Store.create(path) as store, Worker("cpu") as worker:
         device = store.device(device_name(torch.device("cpu")))
-        there, here = (seed_network("se_resnet9_fixup", n, 3, "f32") for n in (TUNED_BATCH, TUNED_BATCH + 1))
+        there, here = (seed_network.network(n) for n in (TUNED_BATCH, TUNED_BATCH + 1))
         fastest = {layer.name: store.ranking(device, str(layer.problem))[0] for layer in there.layers}
         assert wrong in [row.kernel_id for row in fastest.values()]
         choices = [
