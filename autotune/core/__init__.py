@@ -12,9 +12,8 @@ from autotune.core.arch import (
     of_target,
     runs_on,
 )
-from autotune.core.deadline import NEVER, Deadline
+from autotune.core.deadline import NEVER, Deadline, seconds_of
 from autotune.core.device import DeviceFacts, DeviceKind, device_arch, device_name, device_target, measure_device
-from autotune.core.duration import seconds_of
 from autotune.core.errors import (
     AutotuneError,
     CaptureError,

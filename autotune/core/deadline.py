@@ -1,4 +1,4 @@
-"""Deadlines: of a whole run, and of its parts.
+"""Deadlines of a whole run and of its parts, and durations as text.
 
 A run has one deadline, which is made when its command starts. A part gets an earlier deadline, which is computed from
 the time that is left when the part begins. So the time that a part leaves unused goes to the parts after it, and a part
@@ -8,6 +8,7 @@ that overruns shortens all later parts by the same share.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,3 +75,18 @@ class Deadline:
 
 NEVER = Deadline()
 """No deadline."""
+
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+def seconds_of(duration: str | float) -> float:
+    """Return the seconds of a number, or of a text such as "90s", "5m", "1h" or "90".
+
+    Raises:
+        ValueError: It is not a duration.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", str(duration))
+    if not found:
+        raise ValueError(f"'{duration}' is not a time: write 90s, 5m or 1h")
+    return float(found[1]) * _UNITS[found[2]]

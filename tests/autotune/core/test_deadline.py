@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from autotune.core import NEVER, Deadline
+from autotune.core import NEVER, Deadline, seconds_of
 
 
 class Clock:
@@ -42,3 +42,14 @@ def test_a_part_ends_no_later_than_the_whole(clock):
 def test_no_deadline_has_parts_without_one():
     assert math.isinf(NEVER.left) and math.isinf(NEVER.share(0.1).left) and not NEVER.is_over
     assert NEVER.within(5.0).left <= 5.0
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("90s", 90), ("5m", 300), ("1.5h", 5400), ("7", 7), (7, 7), (0.5, 0.5)])
+def test_seconds_of_numbers_and_texts(given, seconds):
+    assert seconds_of(given) == seconds
+
+
+@pytest.mark.parametrize("given", ["soon", "", "-1s", "1d", "1 s", None])
+def test_other_values_are_refused(given):
+    with pytest.raises(ValueError, match="is not a time: write 90s, 5m or 1h"):
+        seconds_of(given)
