@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 
 from autotune.codegen import BuildBatch, StartBatch, toolchain
-from autotune.core import NEVER, Deadline, OutOfTimeError, faults
-from autotune.core.faults import Fault
+from autotune.core import NEVER, Deadline, OutOfTimeError
+from autotune.core.errors import Fault, forget_faults, record_fault
 from autotune.ir import Network, Problem
 from autotune.measure import Worker
 from autotune.search import Space
@@ -125,8 +125,8 @@ class Tuner:
             DatabaseError: The database cannot be read or written.
         """
         toolchain.for_target(self.options.target)  # without a compiler, fail before anything else
-        faults.clear()
-        faults.record(Fault.TUNER_DIED, self.store.remove_abandoned_claims())
+        forget_faults()
+        record_fault(Fault.TUNER_DIED, self.store.remove_abandoned_claims())
         self.progress.total(len(self.problems))
         if not self._setup.workers:
             self._compile_only()

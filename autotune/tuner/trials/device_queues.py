@@ -10,8 +10,8 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from autotune.core import WorkerError, faults
-from autotune.core.faults import Fault
+from autotune.core import WorkerError
+from autotune.core.errors import Fault, record_fault
 from autotune.ir import Problem
 from autotune.measure import Result, Worker
 from autotune.runtime import Candidate
@@ -154,7 +154,7 @@ class DeviceQueues:
         """
         if len(self._queues) == 1:
             raise error
-        faults.record(Fault.DEVICE_LOST)
+        record_fault(Fault.DEVICE_LOST)
         self._progress.note(f"a device is lost, and the others take over its problems: {error}")
         self._queues.remove(lost)
         self.places = device_places(self._weights, len(self._queues))

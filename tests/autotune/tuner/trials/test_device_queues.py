@@ -10,8 +10,8 @@ import pytest
 import torch
 from processes import HANG
 
-from autotune.core import WorkerError, cpu_targets, device_name, faults
-from autotune.core.faults import Fault
+from autotune.core import WorkerError, cpu_targets, device_name
+from autotune.core.errors import Fault, fault_counts, forget_faults
 from autotune.ir import parse
 from autotune.measure import ChildProcess, Worker
 from autotune.tuner import Progress, TimeBreakdown
@@ -86,7 +86,7 @@ def test_two_devices_measure_all_problems(store):
 
 def test_the_other_device_takes_over_what_a_lost_one_had(store):
     progress = Notes()
-    faults.clear()
+    forget_faults()
     with Worker("cpu") as first, Worker("cpu", child=StartsOnce) as second:
         for worker in (first, second):
             worker.start()
@@ -96,7 +96,7 @@ def test_the_other_device_takes_over_what_a_lost_one_had(store):
         trials.drain()
         assert trials.workers == [first]
     assert len(told) == 2 * len(PROBLEMS) and all(result.status == "ok" for _, results in told for result in results)
-    assert faults.counts()[Fault.DEVICE_LOST] == 1
+    assert fault_counts()[Fault.DEVICE_LOST] == 1
     assert len(progress.notes) == 1 and "fallen off the bus" in progress.notes[0]
     assert all(len(store.measurements(device, str(problem), "ok")) == 2 for problem in PROBLEMS)
 
