@@ -1,19 +1,24 @@
 """Architectures, devices, paths and errors: what all other packages use."""
 
-from autotune.core.arch import (
+from autotune.core.deadline import NEVER, Deadline, seconds_of
+from autotune.core.device import (
     ARCHITECTURES,
     MAX_PROCESSORS,
     Architecture,
+    DeviceFacts,
+    DeviceKind,
     architecture,
     cpu_name,
     cpu_targets,
     cuda_architectures,
+    device_arch,
+    device_name,
+    device_target,
+    measure_device,
     of_capability,
     of_target,
     runs_on,
 )
-from autotune.core.deadline import NEVER, Deadline, seconds_of
-from autotune.core.device import DeviceFacts, DeviceKind, device_arch, device_name, device_target, measure_device
 from autotune.core.errors import (
     AutotuneError,
     CaptureError,
