@@ -1,4 +1,4 @@
-"""Records what a tuning run does and when, as a trace for Perfetto.
+"""Shows what runs and when: a trace of a tuning run for Perfetto, and ranges for a profiler such as Nsight Systems.
 
 The code that does something encloses it in `span`, or reports with `add` what another process has timed. Without
 `recording` nothing is kept, and a span takes about a microsecond. The recorder belongs to the process, as that of
@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from autotune.core import chrome_trace
 from autotune.core.chrome_trace import Event, Slice
@@ -197,3 +199,16 @@ def _steps(start: float, end: float, parts: Iterable[tuple[str, float]]) -> Iter
         until = min(end, start + seconds)
         yield _slice(name, start, until, {})
         start = until
+
+
+@contextmanager
+def nvtx_range(name: str, device: torch.device) -> Iterator[None]:
+    """Mark the body as an NVTX range on a GPU; do nothing on a CPU. Without a profiler it costs next to nothing."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.nvtx.range_push(name)
+    try:
+        yield
+    finally:
+        torch.cuda.nvtx.range_pop()
