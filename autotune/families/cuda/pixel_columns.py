@@ -13,7 +13,7 @@ from autotune.families.cuda.rules import require_access, require_whole_vectors
 from autotune.families.rules import Rules, require
 from autotune.ir import DTYPES, Epilogue
 from autotune.ir.operators import BatchNormGradient, BatchNormGradientSums, BatchNormStatistics
-from autotune.ir.problem.images import Images
+from autotune.ir.problem.base import Images
 
 P = TypeVar("P", bound=Images)
 

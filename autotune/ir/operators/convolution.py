@@ -9,10 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from autotune.core import ProblemError
-from autotune.ir.problem.base import Operand
+from autotune.ir.problem.base import Images, Operand, as_nchw, as_nhwc, output_extent
 from autotune.ir.problem.fields import NonNegativePair, Pair
-from autotune.ir.problem.images import Images, as_nchw, as_nhwc
-from autotune.ir.problem.window import output_extent
 
 
 @dataclass(frozen=True, kw_only=True)
