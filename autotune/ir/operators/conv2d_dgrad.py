@@ -7,8 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from autotune.ir.operators.conv2d import Conv2d
-from autotune.ir.operators.convolution import Convolution
+from autotune.ir.operators.conv2d import Conv2d, Convolution
 from autotune.ir.problem.base import Operand, Tensors, as_nchw, as_nhwc
 from autotune.ir.problem.registry import register
 

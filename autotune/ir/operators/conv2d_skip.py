@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from autotune.core import ProblemError
 from autotune.ir.byte_formats import BYTE_FORMATS
-from autotune.ir.operators.convolution import Convolution
+from autotune.ir.operators.conv2d import Convolution
 from autotune.ir.problem.base import Operand, Tensors, as_nchw, as_nhwc, output_extent
 from autotune.ir.problem.fields import Pair
 from autotune.ir.problem.registry import register
