@@ -25,10 +25,8 @@ RUNTIME = {
         "weight_changes",
     },
     "tuning_db": {
-        "blob",
+        "concurrency",
         "errors",
-        "file_lock",
-        "launch",
         "location",
         "opening",
         "ranking",

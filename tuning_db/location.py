@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeGuard
 
-from tuning_db import file_lock
+from tuning_db import concurrency
 from tuning_db.errors import DatabaseError, explained
 
 Location = str | os.PathLike[str]
@@ -77,7 +77,7 @@ def has_tables(path: Path) -> bool:
         raise DatabaseError(f"{path} is not a tuning database: it is not an SQLite file")
     with explained(str(path)), closing(connect(path)) as connection:
         connection.execute("BEGIN")  # one state of the file, which another process may be making
-        [[application]] = file_lock.execute(connection, path, "PRAGMA application_id")
+        [[application]] = concurrency.execute(connection, path, "PRAGMA application_id")
         version = int(connection.execute("PRAGMA user_version").fetchone()[0])
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if not application and not tables:

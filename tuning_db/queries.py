@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, joinedload
 
-from tuning_db.blob import decompress
 from tuning_db.errors import explained
 from tuning_db.ranking import ranked
 from tuning_db.schema import Base, Device, Environment, KernelRow, Library, Measurement, PlanRow, ProblemRow
-from tuning_db.trust.origin import Origin
+from tuning_db.trust.digests import decompress
+from tuning_db.trust.signature import Origin
 
 if TYPE_CHECKING:
     from tuning_db import protocols

@@ -12,10 +12,8 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from tuning_db import process_id, remote, sqlite_backend
-from tuning_db.blob import compress, digest_of
+from tuning_db import concurrency, remote, sqlite_backend
 from tuning_db.errors import DatabaseError, explained
-from tuning_db.launch import launch_text
 from tuning_db.location import Location, is_address, is_remote
 from tuning_db.queries import WRITING, Queries
 from tuning_db.schema import (
@@ -29,7 +27,8 @@ from tuning_db.schema import (
     ProblemRow,
     Signature,
 )
-from tuning_db.trust import row_digests
+from tuning_db.trust import digests
+from tuning_db.trust.digests import compress, digest_of, launch_text
 
 Row = TypeVar("Row", bound=Base)
 
@@ -51,7 +50,7 @@ _MEASURED = (
         Device.name.label("device_name"),
         Device.target.label("device_target"),
         ProblemRow.text.label("problem"),
-        *(getattr(KernelRow, name) for name in row_digests.KERNEL),
+        *(getattr(KernelRow, name) for name in digests.KERNEL),
     )
     .select_from(
         sa.join(Device, ProblemRow, Device.id == sa.bindparam("device_id")).join(
@@ -129,7 +128,7 @@ class Store(Queries):
         if self._claims:
             with suppress(DatabaseError), self.writing():
                 self.session.execute(
-                    sa.delete(Claim).where(Claim.owner.in_(map(process_id.claim_owner, range(CLAIMS))))
+                    sa.delete(Claim).where(Claim.owner.in_(map(concurrency.claim_owner, range(CLAIMS))))
                 )
         self.session.close()
         (self._close or sa.Engine.dispose)(self._engine)
@@ -179,7 +178,7 @@ class Store(Queries):
                 if not row.launch_names:  # a kernel that had failed to compile
                     row.launch_names = values.get("launch_names", [])
                 library = self.session.get(Library, row.library_id) if row.library_id else None
-                row.digest = row_digests.kernel(_values(row), _values(library) if library else None)
+                row.digest = digests.kernel(_values(row), _values(library) if library else None)
         return rows
 
     def put_library(self, binary: bytes, **values: Any) -> Library:
@@ -205,7 +204,7 @@ class Store(Queries):
                 self._measured = of, dict(connection.execute(_MEASURED, values).mappings().one())
             names = self._measured[1]
             device = {"name": names["device_name"], "target": names["device_target"]}
-            digest = row_digests.measurement(values, device, names["problem"], names)
+            digest = digests.measurement(values, device, names["problem"], names)
             made = connection.execute(_ADD_TRIAL, {**values, "digest": digest, **self._now()})
         assert made.inserted_primary_key
         return int(made.inserted_primary_key[0])
@@ -221,7 +220,7 @@ class Store(Queries):
             device = session.get_one(Device, row.device_id)
             kernels = {choice["kernel"]: session.get_one(KernelRow, choice["kernel"]) for choice in row.choices}
             named = {number: _values(kernel) for number, kernel in kernels.items()}
-            row.digest = row_digests.plan(values, _values(device), named)
+            row.digest = digests.plan(values, _values(device), named)
             session.add(row)
             if old:
                 session.flush()  # first the new row, so that its id is the larger one
@@ -256,10 +255,10 @@ class Store(Queries):
             left = [launch for launch in launches if launch_text(launch) not in tried]
             if not left:
                 return left
-            rivals = [row for row in connection.execute(_CLAIMED, mine) if not process_id.is_own(row.owner)]
-            if any(process_id.is_alive(rival.owner, rival.since) for rival in rivals):
+            rivals = [row for row in connection.execute(_CLAIMED, mine) if not concurrency.is_own(row.owner)]
+            if any(concurrency.is_alive(rival.owner, rival.since) for rival in rivals):
                 return None
-            owner = process_id.claim_owner(self._claims % CLAIMS)
+            owner = concurrency.claim_owner(self._claims % CLAIMS)
             connection.execute(
                 sa.delete(_CLAIMS).where(_CLAIMS.c.owner.in_([owner, *(rival.owner for rival in rivals)]))
             )
@@ -271,7 +270,7 @@ class Store(Queries):
         """Remove the claims of processes that have died, and return their number; their trials may be made again."""
         with self._rows() as connection:
             found = connection.execute(sa.select(_CLAIMS.c.owner, _CLAIMS.c.since)).all()
-            dead = [row.owner for row in found if not process_id.is_alive(row.owner, row.since)]
+            dead = [row.owner for row in found if not concurrency.is_alive(row.owner, row.since)]
             connection.execute(sa.delete(_CLAIMS).where(_CLAIMS.c.owner.in_(dead)))
         return len(dead)
 

@@ -14,8 +14,8 @@ from autotune.report.records import AlternativeTime, Layer, NetworkLayer, Networ
 from autotune.runtime import ActivationPlace
 from autotune.tuner import format_candidate
 from tuning_db import Store
-from tuning_db.launch import launch_text
 from tuning_db.schema import Device, KernelRow, PlanRow
+from tuning_db.trust.digests import launch_text
 
 NamedNetworks = Mapping[str, Callable[[int, int, str], Network]]
 """Model -> what returns its network for a batch size, a number of input channels, and a dtype."""
