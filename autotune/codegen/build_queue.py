@@ -13,8 +13,8 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from autotune.codegen.build_folder import remove_stale
-from autotune.codegen.ninja_build import BuildBatch, Built, Unit, existing, renderable, units
+from autotune.codegen.ninja_build import BuildBatch, remove_stale
+from autotune.codegen.translation_units import Built, Unit, existing, renderable, units
 from autotune.core import ToolchainError
 from autotune.core.errors import Fault, record_fault
 from autotune.families import Kernel

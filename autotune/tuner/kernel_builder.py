@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from autotune.codegen import POLL_SECONDS, BuildBatch, StartBatch, ninja_build, rendering
+from autotune.codegen import POLL_SECONDS, BuildBatch, StartBatch, rendering, translation_units
 from autotune.codegen.build_queue import BuildQueue
 from autotune.core import NEVER, Deadline, paths
 from autotune.families import Kernel, family
@@ -105,11 +105,11 @@ class KernelBuilder:
             self._building |= set(missing)
             self._progress.compiling(len(missing))
             with self._breakdown.charge("emit"):
-                sound, faulty = ninja_build.renderable(missing)
-                existing, absent = ninja_build.existing(sound)
+                sound, faulty = translation_units.renderable(missing)
+                existing, absent = translation_units.existing(sound)
                 if absent:
                     jobs = max(1, self.idle_cores())
-                    self._queue.add(ninja_build.units(absent, jobs), jobs)
+                    self._queue.add(translation_units.units(absent, jobs), jobs)
                     self._breakdown.set_busy(compilers=True)
             for built in (*faulty, *existing):
                 self._finish(built)
@@ -164,7 +164,7 @@ class KernelBuilder:
         """
         return {step: round(seconds, 5) for step, seconds in self._seconds.pop(kernel, {}).items() if seconds}
 
-    def _finish(self, built: ninja_build.Built) -> None:
+    def _finish(self, built: translation_units.Built) -> None:
         """Record the kernels of a translation unit whose build has ended."""
         kernels = built.unit.kernels
         if built.killed:
@@ -187,7 +187,7 @@ class KernelBuilder:
         self._ready += kernels if built.path else ()
         self._progress.compiled(len(kernels), 0 if built.path else len(kernels))
 
-    def _skip(self, built: ninja_build.Built) -> None:
+    def _skip(self, built: translation_units.Built) -> None:
         kernels = built.unit.kernels
         self._building.difference_update(kernels)
         self.skipped |= dict.fromkeys(kernels, built.error)
@@ -195,7 +195,7 @@ class KernelBuilder:
         for kernel in kernels:
             self.on_failure(kernel)
 
-    def _put_library(self, built: ninja_build.Built) -> Library:
+    def _put_library(self, built: translation_units.Built) -> Library:
         assert built.path
         return self._store.put_library(
             built.path.read_bytes(),

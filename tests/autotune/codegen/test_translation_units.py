@@ -14,7 +14,7 @@ from processes import HANG
 
 from autotune.codegen import toolchain
 from autotune.codegen.build_queue import BuildQueue, build
-from autotune.codegen.ninja_build import Unit
+from autotune.codegen.translation_units import Unit
 from autotune.core import architecture, timeline
 from autotune.families import Kernel, family
 from autotune.ir import Epilogue
