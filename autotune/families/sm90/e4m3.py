@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from autotune.core import Architecture
-from autotune.families.base import Config, Parameter
-from autotune.families.rules import Rules, require
+from autotune.families.base import Config, Parameter, Rules, require
 from autotune.families.sm90.common import HopperFamily
 from autotune.families.sm90.conv2d import Conv2dFamily
 from autotune.families.sm90.conv2d_skip import Sm90Conv2dSkip
