@@ -1,8 +1,7 @@
 """From records and a database to launches. Needs no compiler and no Jinja."""
 
-from autotune.runtime.binary import Binary
-from autotune.runtime.binding import BoundStep, Candidate, TensorSlot, bind
-from autotune.runtime.candidate_loader import candidate
+from autotune.runtime.binding import BoundStep, TensorSlot, bind
+from autotune.runtime.candidates import Binary, Candidate, candidate
 from autotune.runtime.executor import ACCESS, ExecutionContext, close, count
 from autotune.runtime.network_plan import (
     ActivationPlace,

@@ -16,57 +16,10 @@ from autotune.ir import Problem, Tensors, abi, pack_weight
 from autotune.ir.operators import Convolution
 from autotune.libraries import aten, cudnn_names, inductor
 from autotune.runtime import engine
-from autotune.runtime.binary import Binary, load
+from autotune.runtime.candidates import Binary, Candidate, load
 
 CHANNELS_LAST = "channels_last"
 """Launch parameter of kernels that read the caller's image in either memory format: 1 for channels last."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One implementation of a problem: a kernel of ours, a plan of cuDNN, or an operator of torch.
-
-    Attributes:
-        family: Name of the family; that of torch's operators is `aten.FAMILY`, of those that Inductor compiles
-            `inductor.FAMILY`.
-        config: Compile-time parameters, as JSON.
-        symbol: The kernel's name in its binary; for a plan of cuDNN, the text of the problem that it was made for.
-        binary: The binary that holds it; None for an operator of torch.
-        weight_layouts: Layout in which the kernel reads each weight, by the operand's name.
-        launch: Launch values by name.
-        launch_names: Names of the launch values in the order in which the kernel takes them.
-    """
-
-    family: str
-    config: str
-    symbol: str
-    binary: Binary | None = None
-    weight_layouts: Mapping[str, str] = field(default_factory=dict)
-    launch: Mapping[str, int] = field(default_factory=dict)
-    launch_names: tuple[str, ...] = ()
-
-    @property
-    def kind(self) -> str | None:
-        """Kind of the binary; None for an operator of torch."""
-        return self.binary.kind if self.binary else None
-
-    @property
-    def compiled(self) -> bool:
-        """True for calls of torch's operators that Inductor compiles when they are bound."""
-        return self.family == inductor.FAMILY
-
-    @property
-    def native(self) -> bool:
-        """True for a kernel of ours, which the engine launches."""
-        return self.kind not in (None, cudnn_names.KIND)
-
-    def __str__(self) -> str:
-        if self.kind == cudnn_names.KIND:
-            from autotune.libraries import cudnn
-
-            return cudnn.summary(json.loads(self.config))
-        values = {**json.loads(self.config), **self.launch}
-        return " ".join([self.family, *(f"{name}={value}" for name, value in values.items())])
 
 
 @dataclass(frozen=True)
