@@ -3,10 +3,9 @@
 from autotune.measure.candidate_bench import SLOW_FACTOR, CandidateBench, DeviceLostError, is_pruned
 from autotune.measure.cold_cache import RotatingBuffers, copies_of, flush
 from autotune.measure.interleaving import THROTTLED, interleave, shuffled_rounds
-from autotune.measure.network_bench import LayerAssignment
-from autotune.measure.nvml import Monitor
 from autotune.measure.process import ChildProcess, Ended, accept
-from autotune.measure.result import TRIAL_STEPS, Result, median_interval, timed
+from autotune.measure.protocol import TRIAL_STEPS, LayerAssignment, Result, median_interval, timed
+from autotune.measure.slowdown import Monitor
 from autotune.measure.timers import (
     BUFFERS,
     TIMERS,

@@ -24,9 +24,9 @@ from autotune.libraries import inductor
 from autotune.measure import byte_tolerance
 from autotune.measure.cold_cache import RotatingBuffers, copies_of, flush
 from autotune.measure.interleaving import interleave, throttling
-from autotune.measure.nvml import Monitor
+from autotune.measure.protocol import Result, timed
 from autotune.measure.resources import energy_uj, host_us, memory_bytes, workspace_bytes
-from autotune.measure.result import Result, timed
+from autotune.measure.slowdown import Monitor
 from autotune.measure.timers import (
     Runnable,
     Sampler,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -20,8 +19,8 @@ from autotune.core import LayerError
 from autotune.core.device_turn import turn
 from autotune.ir import TENSOR_DTYPES, ConstantSource, Network, Problem
 from autotune.measure.interleaving import interleave, throttling
-from autotune.measure.nvml import Monitor
-from autotune.measure.result import Result, timed
+from autotune.measure.protocol import LayerAssignment, Result, timed
+from autotune.measure.slowdown import Monitor
 from autotune.measure.timers import replay_sampler, stream_of
 from autotune.measure.verify import random_tensor
 from autotune.runtime import (
@@ -44,18 +43,6 @@ _CHECKS = 2
 """Runs of a plan that have to give the same bits."""
 _NAN_BYTE = 0xFF
 """A floating-point number of such bytes is NaN."""
-
-
-@dataclass(frozen=True)
-class LayerAssignment:
-    """The candidate that runs a layer, by the layer's name.
-
-    overlap: the kernel may be placed on the GPU while the kernel before it ends (programmatic dependent launch).
-    """
-
-    layer: str
-    candidate: Candidate
-    overlap: bool = False
 
 
 class NetworkBench:

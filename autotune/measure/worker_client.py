@@ -20,7 +20,6 @@ from autotune.core import NEVER, Deadline, DeviceFacts, OutOfTimeError, WorkerEr
 from autotune.core.errors import Fault, record_fault
 from autotune.ir import Network, Problem
 from autotune.libraries import cudnn, inductor
-from autotune.measure.network_bench import LayerAssignment
 from autotune.measure.process import ChildProcess, Ended
 from autotune.measure.protocol import (
     NO_MEMORY,
@@ -28,14 +27,15 @@ from autotune.measure.protocol import (
     Answer,
     DeviceRequest,
     FinalsRequest,
+    LayerAssignment,
     LibraryRequest,
     NetworkRequest,
     Reply,
     Request,
+    Result,
     TrialRequest,
+    show,
 )
-from autotune.measure.request_slices import show
-from autotune.measure.result import Result
 from autotune.measure.timers import Timing
 from autotune.runtime import Candidate
 

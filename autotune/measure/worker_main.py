@@ -37,10 +37,10 @@ from autotune.measure.protocol import (
     NetworkRequest,
     Reply,
     Request,
+    Result,
     TrialRequest,
 )
 from autotune.measure.resources import allocator_bytes
-from autotune.measure.result import Result
 from autotune.measure.timers import Timing
 from autotune.runtime import BoundStep, Candidate
 
