@@ -23,7 +23,6 @@ from autotune.ir import BYTE_FORMATS, Problem, sum_error
 from autotune.libraries import inductor
 from autotune.measure import byte_tolerance
 from autotune.measure.cold_cache import RotatingBuffers, copies_of, flush
-from autotune.measure.interleaving import interleave, throttling
 from autotune.measure.protocol import Result, timed
 from autotune.measure.resources import energy_uj, host_us, memory_bytes, workspace_bytes
 from autotune.measure.slowdown import Monitor
@@ -32,10 +31,12 @@ from autotune.measure.timers import (
     Sampler,
     Timing,
     between,
+    interleave,
     library_choices,
     sampler,
     stream_of,
     synchronize,
+    throttling,
     warm_up,
 )
 from autotune.measure.verify import HALF_SUMS, TOLERANCE, Workload
