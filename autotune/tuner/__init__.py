@@ -3,8 +3,6 @@
 from autotune.tuner.foreign_kernels import ForeignKernels, kernel_of
 from autotune.tuner.library_candidates import LibraryCandidates
 from autotune.tuner.machines import DeviceGroup, Machines, MeasuringDevice, cores_apart, device_groups, local_devices
-from autotune.tuner.objectives import DEFAULT_OBJECTIVES, OBJECTIVES
-from autotune.tuner.options import TunerOptions
 from autotune.tuner.phases import PREPARATION, PhaseTime
 from autotune.tuner.progress import LineProgress, Progress, TracedProgress
 from autotune.tuner.report import (
@@ -23,8 +21,11 @@ from autotune.tuner.report import (
     unsupported_reason,
 )
 from autotune.tuner.request import (
+    DEFAULT_OBJECTIVES,
+    OBJECTIVES,
     Searched,
     TuneRequest,
+    TunerOptions,
     missing,
     missing_problems,
     network_request,

@@ -15,8 +15,8 @@ from autotune.ir import Problem
 from autotune.libraries import aten
 from autotune.measure import THROTTLED, Result, Worker
 from autotune.runtime import Candidate, candidate, shortlist
-from autotune.tuner.options import ONLY, TRIALS
 from autotune.tuner.phases import FINALS
+from autotune.tuner.request import ONLY, TRIALS
 from autotune.tuner.run_context import RunContext
 from autotune.tuner.threads import stop_until_done
 from autotune.tuner.trials import is_whole

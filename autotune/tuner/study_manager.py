@@ -27,8 +27,7 @@ from autotune.search import (
 )
 from autotune.tuner.foreign_kernels import ForeignKernels, kernel_of
 from autotune.tuner.kernel_builder import KernelBuilder
-from autotune.tuner.objectives import objective_values
-from autotune.tuner.options import TunerOptions
+from autotune.tuner.request import TunerOptions, objective_values
 from tuning_db import Store, launch_text, ranking
 from tuning_db.schema import Device, KernelRow, Measurement
 

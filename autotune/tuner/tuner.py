@@ -24,10 +24,10 @@ from autotune.tuner.first_trials import FirstTrials
 from autotune.tuner.foreign_kernels import ForeignKernels
 from autotune.tuner.kernel_builder import KernelBuilder
 from autotune.tuner.layer_weights import LayerWeights
-from autotune.tuner.options import TunerOptions
 from autotune.tuner.phases import FINALS, SEARCH, SETTLING, Phases
 from autotune.tuner.plan import Settling
 from autotune.tuner.progress import Progress
+from autotune.tuner.request import TunerOptions
 from autotune.tuner.run_context import RunSetup
 from autotune.tuner.search import Search
 from autotune.tuner.start import started

@@ -11,11 +11,10 @@ from autotune.tuner.trials.background_pool import (
 from autotune.tuner.trials.device_queues import DeviceQueues
 from autotune.tuner.trials.kernel_trials import POLL_SECONDS, KernelTrials
 from autotune.tuner.trials.library_trials import LibraryTrials
-from autotune.tuner.trials.trial_queue import RUN_SECONDS, WantedTrial, known_times, record_result, record_unfinished
+from autotune.tuner.trials.trial_queue import WantedTrial, known_times, record_result, record_unfinished
 
 __all__ = [
     "POLL_SECONDS",
-    "RUN_SECONDS",
     "BackgroundPool",
     "DeviceQueues",
     "KernelTrials",

@@ -18,13 +18,11 @@ from autotune.libraries import aten
 from autotune.measure import Result, Worker
 from autotune.runtime import Candidate, candidate
 from autotune.tuner.progress import Progress
+from autotune.tuner.request import RUN_SECONDS
 from autotune.tuner.time_breakdown import IDLE, RECORD, TimeBreakdown
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow
 from tuning_db.store import CLAIMS
-
-RUN_SECONDS = "run_seconds"
-"""Detail of a measurement: the budget of the run within which the trial did not end; absent if the run had none."""
 
 
 @dataclass(frozen=True)
