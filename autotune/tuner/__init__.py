@@ -2,7 +2,18 @@
 
 from autotune.tuner.foreign_kernels import ForeignKernels, kernel_of
 from autotune.tuner.library_candidates import LibraryCandidates
-from autotune.tuner.machines import DeviceGroup, Machines, MeasuringDevice, cores_apart, device_groups, local_devices
+from autotune.tuner.machines import (
+    INDUCTOR_MODES,
+    DeviceGroup,
+    Machines,
+    MeasuringDevice,
+    TuningTarget,
+    cores_apart,
+    device_groups,
+    inductor_modes,
+    local_devices,
+    start_in_background,
+)
 from autotune.tuner.phases import PREPARATION, PhaseTime
 from autotune.tuner.progress import LineProgress, Progress, TracedProgress
 from autotune.tuner.report import (
@@ -33,8 +44,6 @@ from autotune.tuner.request import (
     step_request,
 )
 from autotune.tuner.simulator import MIN_CONFIGS, Replay, ReplayPoint, replay
-from autotune.tuner.target import INDUCTOR_MODES, TuningTarget, inductor_modes
-from autotune.tuner.threads import start_in_background
 from autotune.tuner.time_breakdown import RECORD, WAIT, TimeBreakdown
 from autotune.tuner.tuner import Tuner
 

@@ -19,7 +19,7 @@ from autotune.ir import Problem
 from autotune.libraries import aten, cudnn, inductor
 from autotune.measure import Worker
 from autotune.tuner.kernel_builder import identity
-from autotune.tuner.threads import stop_until_done
+from autotune.tuner.machines import stop_until_done
 from tuning_db import Store
 from tuning_db.schema import KernelRow
 

@@ -14,7 +14,7 @@ from autotune.ir.operators import Conv2dGradientSums, Conv2dStatistics, TorchCal
 from autotune.libraries import cudnn, inductor
 from autotune.measure import BUFFERS, THROTTLED, TIMERS, Timing
 from autotune.search import DEFAULT_SAMPLER
-from autotune.tuner.target import TuningTarget
+from autotune.tuner.machines import TuningTarget
 from tuning_db import DatabaseError, Store
 from tuning_db.schema import Device
 

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from autotune.codegen import POLL_SECONDS
 from autotune.core import Deadline, WorkerError
 from autotune.measure import Worker
+from autotune.tuner.machines import stop_until_done
 from autotune.tuner.progress import Progress
-from autotune.tuner.threads import stop_until_done
 from autotune.tuner.time_breakdown import TimeBreakdown
 from autotune.tuner.trials.trial_queue import TrialQueue, WantedTrial, known_times, record_unfinished
 from tuning_db import Store
