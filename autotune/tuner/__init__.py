@@ -14,7 +14,6 @@ from autotune.tuner.machines import (
     local_devices,
     start_in_background,
 )
-from autotune.tuner.phases import PREPARATION, PhaseTime
 from autotune.tuner.progress import LineProgress, Progress, TracedProgress
 from autotune.tuner.report import (
     SLOWED,
@@ -44,7 +43,7 @@ from autotune.tuner.request import (
     step_request,
 )
 from autotune.tuner.simulator import MIN_CONFIGS, Replay, ReplayPoint, replay
-from autotune.tuner.time_breakdown import RECORD, WAIT, TimeBreakdown
+from autotune.tuner.time_shares import PREPARATION, RECORD, WAIT, PhaseTime, TimeBreakdown
 from autotune.tuner.tuner import Tuner
 
 __all__ = [

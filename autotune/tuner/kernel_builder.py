@@ -15,7 +15,7 @@ from autotune.ir import abi
 from autotune.libraries import aten
 from autotune.tuner.foreign_kernels import ForeignKernel, kernel_of
 from autotune.tuner.progress import Progress
-from autotune.tuner.time_breakdown import TimeBreakdown
+from autotune.tuner.time_shares import TimeBreakdown
 from tuning_db import Store
 from tuning_db.schema import KernelRow, Library
 

@@ -11,13 +11,11 @@ from autotune.ir import Network, Problem
 from autotune.measure import Worker
 from autotune.tuner.foreign_kernels import ForeignKernels
 from autotune.tuner.kernel_builder import KernelBuilder
-from autotune.tuner.layer_weights import LayerWeights
 from autotune.tuner.library_candidates import LibraryCandidates, operator_rows
-from autotune.tuner.phases import Phases
 from autotune.tuner.progress import Progress
 from autotune.tuner.request import TunerOptions
 from autotune.tuner.study_manager import StudyManager
-from autotune.tuner.time_breakdown import TimeBreakdown
+from autotune.tuner.time_shares import LayerWeights, Phases, TimeBreakdown
 from autotune.tuner.trials import BackgroundPool, DeviceQueues, WantedTrial, is_tried_apart
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow

@@ -11,8 +11,8 @@ from autotune.core import DeviceFacts, WorkerError, paths
 from autotune.libraries import cudnn
 from autotune.tuner.library_candidates import LibraryCandidates, listing_workers
 from autotune.tuner.machines import facts_in_background, in_thread, start_in_background
-from autotune.tuner.phases import SEARCH
 from autotune.tuner.run_context import RunContext, RunSetup
+from autotune.tuner.time_shares import SEARCH
 from autotune.tuner.trials import BackgroundPool, DeviceQueues, known_times, num_cores, workers_beside
 from tuning_db import Store
 from tuning_db.schema import Device

@@ -1,6 +1,6 @@
 """The tuning run: build, verify, time and record candidates until the trials or the time run out.
 
-A run has phases (phases.py): the search, the finals and, for a network on a GPU, settling. A phase starts nothing new
+A run has phases (time_shares.py): the search, the finals and, for a network on a GPU, settling. A phase starts nothing new
 after its deadline. At the deadline of the run even what is under way is given up: compilers and the measuring process
 are ended. Problems are taken in the order of their weights, so a run that ends early has worked where it counts most.
 
@@ -23,8 +23,6 @@ from autotune.tuner.finals import Finals
 from autotune.tuner.first_trials import FirstTrials
 from autotune.tuner.foreign_kernels import ForeignKernels
 from autotune.tuner.kernel_builder import KernelBuilder
-from autotune.tuner.layer_weights import LayerWeights
-from autotune.tuner.phases import FINALS, SEARCH, SETTLING, Phases
 from autotune.tuner.plan import Settling
 from autotune.tuner.progress import Progress
 from autotune.tuner.request import TunerOptions
@@ -32,7 +30,7 @@ from autotune.tuner.run_context import RunSetup
 from autotune.tuner.search import Search
 from autotune.tuner.start import started
 from autotune.tuner.study_manager import StudyManager
-from autotune.tuner.time_breakdown import TimeBreakdown
+from autotune.tuner.time_shares import FINALS, SEARCH, SETTLING, LayerWeights, Phases, TimeBreakdown
 from tuning_db import Store
 from tuning_db.schema import Device
 

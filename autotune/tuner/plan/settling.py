@@ -13,10 +13,10 @@ from autotune.core import Deadline, OutOfTimeError
 from autotune.ir import Network
 from autotune.measure import Worker
 from autotune.tuner.machines import stop_until_done
-from autotune.tuner.phases import SETTLING
 from autotune.tuner.plan.copied_plans import CopiedPlan
 from autotune.tuner.plan.network_tuner import COMPARISON_SECONDS, COMPARISON_SHARE, Rivals, tune_network_plan
 from autotune.tuner.run_context import RunContext
+from autotune.tuner.time_shares import SETTLING
 from autotune.tuner.trials import WantedTrial, is_tried_last, record_unfinished
 from tuning_db import Store
 

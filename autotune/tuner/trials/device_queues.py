@@ -17,7 +17,7 @@ from autotune.measure import Result, Worker
 from autotune.runtime import Candidate
 from autotune.search import MIN_DEPTH, device_places
 from autotune.tuner.progress import Progress
-from autotune.tuner.time_breakdown import TimeBreakdown
+from autotune.tuner.time_shares import TimeBreakdown
 from autotune.tuner.trials.trial_queue import TrialQueue, WantedTrial
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow

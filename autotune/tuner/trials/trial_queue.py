@@ -19,7 +19,7 @@ from autotune.measure import Result, Worker
 from autotune.runtime import Candidate, candidate
 from autotune.tuner.progress import Progress
 from autotune.tuner.request import RUN_SECONDS
-from autotune.tuner.time_breakdown import IDLE, RECORD, TimeBreakdown
+from autotune.tuner.time_shares import IDLE, RECORD, TimeBreakdown
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow
 from tuning_db.store import CLAIMS

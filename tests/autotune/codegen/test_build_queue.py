@@ -21,7 +21,7 @@ from autotune.codegen.translation_units import Unit
 from autotune.core import ToolchainError
 from autotune.tuner.kernel_builder import KernelBuilder
 from autotune.tuner.progress import Progress
-from autotune.tuner.time_breakdown import TimeBreakdown
+from autotune.tuner.time_shares import TimeBreakdown
 from tuning_db import Store
 
 pytestmark = pytest.mark.process

@@ -85,7 +85,7 @@ def test_nor_for_what_takes_as_long_as_the_trials_that_are_at_it(slow):
 
 def test_the_device_waits_for_compilers_while_only_they_have_work(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("autotune.tuner.time_breakdown.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("autotune.tuner.time_shares.time.perf_counter", lambda: now[0])
     breakdown = TimeBreakdown()
     for seconds, changes in [
         (1, {"compilers": True}),  # until then nobody has work
