@@ -26,9 +26,8 @@ from autotune.tuner.kernel_builder import KernelBuilder
 from autotune.tuner.plan import Settling
 from autotune.tuner.progress import Progress
 from autotune.tuner.request import TunerOptions
-from autotune.tuner.run_context import RunSetup
+from autotune.tuner.run_context import RunSetup, started
 from autotune.tuner.search import Search
-from autotune.tuner.start import started
 from autotune.tuner.study_manager import StudyManager
 from autotune.tuner.time_shares import FINALS, SEARCH, SETTLING, LayerWeights, Phases, TimeBreakdown
 from tuning_db import Store
