@@ -1,8 +1,8 @@
 """The tuning run: build, verify, time and record candidates until the trials or the time run out.
 
-A run has phases (time_shares.py): the search, the finals and, for a network on a GPU, settling. A phase starts nothing new
-after its deadline. At the deadline of the run even what is under way is given up: compilers and the measuring process
-are ended. Problems are taken in the order of their weights, so a run that ends early has worked where it counts most.
+A run has phases (time_shares.py): the search, the finals and, for a network on a GPU, settling. A phase starts nothing
+new after its deadline. At the deadline of the run even what is under way is given up: compilers and the measuring
+process are ended. Problems are taken in the order of their weights, so a run that ends early has worked where it counts most.
 
 Every trial is committed as it ends. A run begins with what the database holds, so an interrupted run continues where it
 was. A compiled kernel serves every problem with its dtype and epilogue, and is timed on those whose study wants it.
@@ -20,14 +20,13 @@ from autotune.ir import Network, Problem
 from autotune.measure import Worker
 from autotune.search import Space
 from autotune.tuner.finals import Finals
-from autotune.tuner.first_trials import FirstTrials
 from autotune.tuner.foreign_kernels import ForeignKernels
 from autotune.tuner.kernel_builder import KernelBuilder
 from autotune.tuner.plan import Settling
 from autotune.tuner.progress import Progress
 from autotune.tuner.request import TunerOptions
 from autotune.tuner.run_context import RunSetup, started
-from autotune.tuner.search import Search
+from autotune.tuner.search import FirstTrials, Search
 from autotune.tuner.study_manager import StudyManager
 from autotune.tuner.time_shares import FINALS, SEARCH, SETTLING, LayerWeights, Phases, TimeBreakdown
 from tuning_db import Store

@@ -23,7 +23,7 @@ POLL_SECONDS = 0.05
 
 
 class KernelTrials:
-    """Submits kernels to the devices, and tells the studies the results; implements search_loop.Devices.
+    """Submits kernels to the devices, and tells the studies the results; implements search.Devices.
 
     Args:
         study_manager: The studies.

@@ -14,7 +14,7 @@ from autotune.search.schedule import (
     PREFETCH,
     WARM_START_BATCH,
 )
-from autotune.tuner.search_loop import SearchLoop
+from autotune.tuner.search import SearchLoop
 
 CONFIGS = tuple({"a": i} for i in range(200))
 HEAVY, LIGHT, TINY = (parse(f"gemm m={m} n=64 k=64 dtype=f16") for m in (64, 128, 192))
