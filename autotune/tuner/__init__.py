@@ -1,7 +1,6 @@
 """The tuning run: studies, builds, trials, and the plan of the whole network."""
 
 from autotune.tuner.foreign_kernels import ForeignKernels, kernel_of
-from autotune.tuner.library_candidates import LibraryCandidates
 from autotune.tuner.machines import (
     INDUCTOR_MODES,
     DeviceGroup,
@@ -44,6 +43,7 @@ from autotune.tuner.request import (
 )
 from autotune.tuner.simulator import MIN_CONFIGS, Replay, ReplayPoint, replay
 from autotune.tuner.time_shares import PREPARATION, RECORD, WAIT, PhaseTime, TimeBreakdown
+from autotune.tuner.trials.library_trials import LibraryCandidates
 from autotune.tuner.tuner import Tuner
 
 __all__ = [

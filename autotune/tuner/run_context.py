@@ -14,7 +14,6 @@ from autotune.libraries import cudnn
 from autotune.measure import Worker
 from autotune.tuner.foreign_kernels import ForeignKernels
 from autotune.tuner.kernel_builder import KernelBuilder
-from autotune.tuner.library_candidates import LibraryCandidates, listing_workers, operator_rows
 from autotune.tuner.machines import facts_in_background, in_thread, start_in_background
 from autotune.tuner.progress import Progress
 from autotune.tuner.request import TunerOptions
@@ -29,6 +28,7 @@ from autotune.tuner.trials import (
     num_cores,
     workers_beside,
 )
+from autotune.tuner.trials.library_trials import LibraryCandidates, listing_workers, operator_rows
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow
 

@@ -49,7 +49,7 @@ MAX_OTHER_PROBLEMS = 32
 
 AGAIN = 1.1
 """A later run goes on with the kernels within this factor of the best first launch. It is less than
-other_launches.PROMISING, because the times of finalists are those of the finals by then, which differ from those of the
+kernel_trials.PROMISING, because the times of finalists are those of the finals by then, which differ from those of the
 trials."""
 
 _Ranking = Sequence[tuple[Kernel, float]]

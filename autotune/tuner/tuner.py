@@ -2,7 +2,8 @@
 
 A run has phases (time_shares.py): the search, the finals and, for a network on a GPU, settling. A phase starts nothing
 new after its deadline. At the deadline of the run even what is under way is given up: compilers and the measuring
-process are ended. Problems are taken in the order of their weights, so a run that ends early has worked where it counts most.
+process are ended. Problems are taken in the order of their weights, so a run that ends early has worked where it counts
+most.
 
 Every trial is committed as it ends. A run begins with what the database holds, so an interrupted run continues where it
 was. A compiled kernel serves every problem with its dtype and epilogue, and is timed on those whose study wants it.

@@ -15,9 +15,9 @@ from autotune.core.errors import Fault, fault_counts, forget_faults
 from autotune.ir import parse
 from autotune.measure import ChildProcess, Worker
 from autotune.tuner import Progress, TimeBreakdown
-from autotune.tuner.library_candidates import operator_rows
 from autotune.tuner.time_shares import IDLE
 from autotune.tuner.trials.device_queues import DeviceQueues
+from autotune.tuner.trials.library_trials import operator_rows
 from autotune.tuner.trials.trial_queue import WantedTrial
 
 pytestmark = pytest.mark.process

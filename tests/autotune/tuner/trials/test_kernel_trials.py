@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.tuner.trials.other_launches import PROMISING, OtherLaunches
+from autotune.tuner.trials.kernel_trials import PROMISING, OtherLaunches
 
 
 @pytest.fixture
