@@ -14,7 +14,7 @@ from repository import ROOT
 from autotune.core import AutotuneError
 from autotune.families import families, folder_of
 from autotune.ir import OPERATORS, parse
-from autotune_cli import problem_usage, reference_pages
+from autotune_cli import reference_pages
 from autotune_cli.main import NAMES
 from autotune_cli.problem_file import read_problems
 
@@ -74,7 +74,7 @@ def test_the_command_prints_a_page_with_its_generated_parts(tmp_path):
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_what_the_usage_says_is_read(name):
-    usage = problem_usage.usage(OPERATORS[name])
+    usage = reference_pages.usage(OPERATORS[name])
     filled = usage.replace("result=DTYPE", "result=s8")
     for field, value in {"mode": "bilinear", "act": "silu", "gate": "sigmoid"}.items():
         filled = filled.replace(f"{field}=WORD", f"{field}={value}")
