@@ -21,8 +21,8 @@ import sqlalchemy as sa
 from autotune.core import ARCHITECTURES
 from autotune.families import PERMISSIONS, AnyFamily, Parameter, Value, families, folder_of
 from autotune.ir import DTYPES, OPERATORS, Problem
-from autotune.ir.problem import FieldType, field_types
 from autotune.ir.epilogue_steps import STEPS
+from autotune.ir.problem import FieldType, field_types
 from autotune_cli.main import COMMANDS, options_module
 from tuning_db.location import SCHEMA_VERSION
 from tuning_db.schema import Base
