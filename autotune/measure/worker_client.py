@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 from autotune.core import NEVER, Deadline, DeviceFacts, OutOfTimeError, WorkerError, timeline
 from autotune.core.errors import Fault, record_fault
+from autotune.core.process_tree import ChildProcess, Ended
 from autotune.ir import Network, Problem
 from autotune.libraries import cudnn, inductor
-from autotune.measure.process import ChildProcess, Ended
 from autotune.measure.protocol import (
     NO_MEMORY,
     READY,
