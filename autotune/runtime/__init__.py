@@ -1,7 +1,6 @@
 """From records and a database to launches. Needs no compiler and no Jinja."""
 
-from autotune.runtime.binding import BoundStep, TensorSlot, bind
-from autotune.runtime.candidates import Binary, Candidate, candidate
+from autotune.runtime.binding import Binary, BoundStep, Candidate, TensorSlot, bind, candidate
 from autotune.runtime.executor import ACCESS, ExecutionContext, close, count
 from autotune.runtime.network_plan import (
     ActivationPlace,

@@ -10,7 +10,7 @@ from repository import KERNELS
 
 from autotune.core import AutotuneError, paths
 from autotune.runtime import Binary
-from autotune.runtime.candidates import load
+from autotune.runtime.binding import load
 from autotune.runtime.engine import EngineError, SharedLibrary
 
 
