@@ -17,9 +17,8 @@ from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, RandomSampler,
 from autotune.core import AutotuneError, UnknownNameError
 from autotune.families import Config
 from autotune.ir import Problem
-from autotune.search.legal_sampler import CostModelSampler, LegalSampler, NearestSampler
 from autotune.search.scalarization import ParetoFront
-from autotune.search.space import Space
+from autotune.search.space import CostModelSampler, LegalSampler, NearestSampler, Space
 from autotune.search.study import SpaceStudy
 from autotune.search.transfer_history import TransferHistory
 from autotune.search.transfer_sampler import WARM_START, FamilyRace, TransferSampler

@@ -10,8 +10,7 @@ from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from autotune.families import Config
-from autotune.search.legal_sampler import LegalSampler
-from autotune.search.space import Space, spread
+from autotune.search.space import LegalSampler, Space, spread
 
 ERROR = "error"
 """User attribute of a failed trial: the reason of the failure."""

@@ -26,9 +26,8 @@ from optuna.trial import FrozenTrial
 from scipy.special import ndtr
 
 from autotune.search.gaussian_process import Posterior, Vector
-from autotune.search.legal_sampler import LegalSampler
 from autotune.search.scalarization import Weights, weight_vectors
-from autotune.search.space import Space
+from autotune.search.space import LegalSampler, Space
 from autotune.search.transfer_history import Indices, TransferHistory
 
 Flags = NDArray[np.bool_]

@@ -5,7 +5,6 @@ from collections import Counter
 from autotune.core import Deadline
 from autotune.ir import parse
 from autotune.search import Schedule, Space, SpaceStudy, create_studies
-from autotune.search.legal_sampler import CostModelSampler
 from autotune.search.schedule import (
     ASK_BATCH,
     COMPILING_PER_DEVICE,
@@ -14,6 +13,7 @@ from autotune.search.schedule import (
     PREFETCH,
     WARM_START_BATCH,
 )
+from autotune.search.space import CostModelSampler
 from autotune.tuner.search import SearchLoop
 
 CONFIGS = tuple({"a": i} for i in range(200))
