@@ -1,4 +1,4 @@
-"""Search spaces that are cut to a size."""
+"""Search spaces that are cut to a size, and samplers that propose legal configs only."""
 
 import optuna
 import pytest
