@@ -20,9 +20,8 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from autotune.core import AutotuneError, UnknownNameError
 from autotune.families import Config
 from autotune.ir import Problem
-from autotune.search.scalarization import ParetoFront
 from autotune.search.space import CostModelSampler, LegalSampler, NearestSampler, Space, spread
-from autotune.search.transfer_history import TransferHistory
+from autotune.search.transfer_history import ParetoFront, TransferHistory
 from autotune.search.transfer_sampler import WARM_START, FamilyRace, TransferSampler
 
 ERROR = "error"

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from autotune.core import pareto_front
-from autotune.search.scalarization import ParetoFront, scalarize, weight_vectors
+from autotune.search.transfer_history import ParetoFront, scalarize, weight_vectors
 
 
 def test_weights_are_evenly_distributed_and_their_largest_is_one():
