@@ -4,7 +4,7 @@ from autotune.core.process_tree import ChildProcess, Ended, accept
 from autotune.measure.candidate_bench import SLOW_FACTOR, CandidateBench, DeviceLostError, is_pruned
 from autotune.measure.cold_cache import RotatingBuffers, copies_of, flush
 from autotune.measure.protocol import TRIAL_STEPS, LayerAssignment, Result, median_interval, timed
-from autotune.measure.slowdown import Monitor
+from autotune.measure.resources import Monitor
 from autotune.measure.timers import (
     BUFFERS,
     THROTTLED,

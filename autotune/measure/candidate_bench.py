@@ -24,8 +24,7 @@ from autotune.libraries import inductor
 from autotune.measure import byte_tolerance
 from autotune.measure.cold_cache import RotatingBuffers, copies_of, flush
 from autotune.measure.protocol import Result, timed
-from autotune.measure.resources import energy_uj, host_us, memory_bytes, workspace_bytes
-from autotune.measure.slowdown import Monitor
+from autotune.measure.resources import Monitor, energy_uj, host_us, memory_bytes, workspace_bytes
 from autotune.measure.timers import (
     Runnable,
     Sampler,

@@ -19,7 +19,7 @@ from autotune.core import LayerError
 from autotune.core.device_turn import turn
 from autotune.ir import TENSOR_DTYPES, ConstantSource, Network, Problem
 from autotune.measure.protocol import LayerAssignment, Result, timed
-from autotune.measure.slowdown import Monitor
+from autotune.measure.resources import Monitor
 from autotune.measure.timers import interleave, replay_sampler, stream_of, throttling
 from autotune.measure.verify import random_tensor
 from autotune.runtime import (

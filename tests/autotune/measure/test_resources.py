@@ -7,19 +7,19 @@ import time
 import pytest
 
 from autotune.core import ProcessTree
-from autotune.measure import slowdown
-from autotune.measure.slowdown import CpuLoad, run_seconds
+from autotune.measure import resources
+from autotune.measure.resources import CpuLoad, run_seconds
 
 
 @pytest.fixture(autouse=True)
 def watched(monkeypatch):
-    monkeypatch.delenv(slowdown.IGNORE, raising=False)  # the tests themselves keep the CPU busy
+    monkeypatch.delenv(resources.IGNORE, raising=False)  # the tests themselves keep the CPU busy
 
 
 def stat(tmp_path, monkeypatch):
     """Return a function that writes what Linux tells: busy and idle ticks of a hundredth of a second, on two cores."""
     path = tmp_path / "stat"
-    monkeypatch.setattr(slowdown, "_STAT", path)
+    monkeypatch.setattr(resources, "_STAT", path)
 
     def write(user, nice, system, idle, steal):
         path.write_text(f"cpu  {user} {nice} {system} {idle} 0 0 0 {steal} 0 0\ncpu0 0\ncpu1 0\nintr 5\n")
@@ -51,7 +51,7 @@ def test_the_time_of_this_process_does_not_count(tmp_path, monkeypatch):
 
 
 def test_where_linux_does_not_tell_nothing_is_slow(tmp_path, monkeypatch):
-    monkeypatch.setattr(slowdown, "_STAT", tmp_path / "missing")
+    monkeypatch.setattr(resources, "_STAT", tmp_path / "missing")
     load = CpuLoad()
     time.sleep(0.2)
     assert load.slowed() == []
@@ -71,7 +71,7 @@ def test_the_processes_of_the_run_are_its_own_also_when_they_have_ended():
 
 READER = """
 import sys, time
-from autotune.measure.slowdown import run_seconds
+from autotune.measure.resources import run_seconds
 before = run_seconds()
 open(sys.argv[1], "w").close()
 until = time.monotonic() + 20
@@ -112,5 +112,5 @@ def test_times_of_a_machine_that_is_always_busy_can_be_taken_as_they_are(tmp_pat
     load = CpuLoad()
     time.sleep(0.2)
     write(100, 0, 0, 0, 0)
-    monkeypatch.setenv(slowdown.IGNORE, "1")
+    monkeypatch.setenv(resources.IGNORE, "1")
     assert load.slowed() == []
