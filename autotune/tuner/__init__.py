@@ -1,6 +1,6 @@
 """The tuning run: studies, builds, trials, and the plan of the whole network."""
 
-from autotune.tuner.foreign_kernels import ForeignKernels, kernel_of
+from autotune.tuner.kernel_builder import ForeignKernels, kernel_of
 from autotune.tuner.machines import (
     INDUCTOR_MODES,
     DeviceGroup,

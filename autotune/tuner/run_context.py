@@ -12,8 +12,7 @@ from autotune.core import Deadline, DeviceFacts, WorkerError, paths
 from autotune.ir import Network, Problem
 from autotune.libraries import cudnn
 from autotune.measure import Worker
-from autotune.tuner.foreign_kernels import ForeignKernels
-from autotune.tuner.kernel_builder import KernelBuilder
+from autotune.tuner.kernel_builder import ForeignKernels, KernelBuilder
 from autotune.tuner.machines import facts_in_background, in_thread, start_in_background
 from autotune.tuner.progress import Progress
 from autotune.tuner.request import TunerOptions

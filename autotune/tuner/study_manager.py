@@ -25,8 +25,7 @@ from autotune.search import (
     sampler_choice,
     spread,
 )
-from autotune.tuner.foreign_kernels import ForeignKernels, kernel_of
-from autotune.tuner.kernel_builder import KernelBuilder
+from autotune.tuner.kernel_builder import ForeignKernels, KernelBuilder, kernel_of
 from autotune.tuner.request import TunerOptions, objective_values
 from tuning_db import Store, launch_text, ranking
 from tuning_db.schema import Device, KernelRow, Measurement

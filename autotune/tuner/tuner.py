@@ -21,8 +21,7 @@ from autotune.ir import Network, Problem
 from autotune.measure import Worker
 from autotune.search import Space
 from autotune.tuner.finals import Finals
-from autotune.tuner.foreign_kernels import ForeignKernels
-from autotune.tuner.kernel_builder import KernelBuilder
+from autotune.tuner.kernel_builder import ForeignKernels, KernelBuilder
 from autotune.tuner.plan import Settling
 from autotune.tuner.progress import Progress
 from autotune.tuner.request import TunerOptions
