@@ -25,7 +25,6 @@ RUNTIME = {
         "weight_changes",
     },
     "tuning_db": {
-        "concurrency",
         "errors",
         "location",
         "opening",

@@ -15,9 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from tuning_db import concurrency
 from tuning_db.errors import DatabaseError, explained
-from tuning_db.location import check, connect
+from tuning_db.location import check, connect, execute
 from tuning_db.ranking import ranked
 from tuning_db.trust import digests
 from tuning_db.trust.digests import decompress
@@ -328,7 +327,7 @@ class Reader:
     def _rows(self, query: str, *values: object) -> list[Any]:
         with explained(self.name):
             try:
-                return concurrency.execute(self._connection, self._path, query, values)
+                return execute(self._connection, self._path, query, values)
             except OverflowError as error:  # an id of more than 64 bits
                 raise sqlite3.DataError(str(error)) from error
 

@@ -146,7 +146,7 @@ class Claim(Base):
 
     __tablename__ = "claim"
     owner: Mapped[str] = mapped_column(
-        primary_key=True, doc="the process, as concurrency.py names it, and the number of its claim"
+        primary_key=True, doc="the process, as store.py names it, and the number of its claim"
     )
     device_id: Mapped[int] = mapped_column(ForeignKey("device.id"))
     problem_id: Mapped[int] = mapped_column(ForeignKey("problem.id"))

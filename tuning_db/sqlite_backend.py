@@ -9,9 +9,8 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from tuning_db import concurrency
 from tuning_db.errors import DatabaseError, explained
-from tuning_db.location import APPLICATION_ID, SCHEMA_VERSION, check, check_schema, connect, has_tables
+from tuning_db.location import APPLICATION_ID, SCHEMA_VERSION, check, check_schema, connect, execute, has_tables
 from tuning_db.schema import Base
 
 
@@ -80,10 +79,10 @@ def _begin(connection: sa.Connection, path: Path, writing: bool) -> None:
     raw = connection.connection.driver_connection
     assert raw
     if writing:
-        concurrency.execute(raw, path, "BEGIN IMMEDIATE")  # at once: no other writer changes what it has read
+        execute(raw, path, "BEGIN IMMEDIATE")  # at once: no other writer changes what it has read
     else:
         raw.execute("BEGIN")
-        concurrency.execute(raw, path, "SELECT 1 FROM sqlite_master LIMIT 1")  # BEGIN alone locks nothing
+        execute(raw, path, "SELECT 1 FROM sqlite_master LIMIT 1")  # BEGIN alone locks nothing
 
 
 def close_writer(engine: sa.Engine) -> None:
@@ -101,5 +100,5 @@ def _configure(connection: sqlite3.Connection, path: Path) -> None:
     connection.isolation_level = None
     connection.execute("PRAGMA foreign_keys = ON")
     # A write-ahead log: a commit needs no flush, and readers do not wait for writers.
-    concurrency.execute(connection, path, "PRAGMA journal_mode = WAL")
+    execute(connection, path, "PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
