@@ -1,6 +1,5 @@
 """Architectures, devices, paths and errors: what all other packages use."""
 
-from autotune.core.deadline import NEVER, Deadline, seconds_of
 from autotune.core.device import (
     ARCHITECTURES,
     MAX_PROCESSORS,
@@ -38,6 +37,7 @@ from autotune.core.flop_rates import FlopUnit, flop_unit
 from autotune.core.math import ceil_div, format_bytes, number, pareto_front, round_up
 from autotune.core.paths import FAMILIES
 from autotune.core.process_tree import ProcessTree
+from autotune.core.timeline import NEVER, Deadline, seconds_of
 
 __all__ = [
     "ARCHITECTURES",
