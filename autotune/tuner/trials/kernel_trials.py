@@ -18,8 +18,7 @@ from autotune.measure import Result
 from autotune.search import SpaceStudy
 from autotune.tuner.kernel_builder import KernelBuilder
 from autotune.tuner.study_manager import StudyManager
-from autotune.tuner.trials.device_queues import DeviceQueues
-from autotune.tuner.trials.trial_queue import WantedTrial
+from autotune.tuner.trials.device_queues import DeviceQueues, WantedTrial
 from tuning_db.schema import Device
 
 PROMISING = 1.3

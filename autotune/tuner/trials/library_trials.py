@@ -22,8 +22,7 @@ from autotune.measure import Worker
 from autotune.tuner.kernel_builder import identity
 from autotune.tuner.machines import stop_until_done
 from autotune.tuner.progress import Progress
-from autotune.tuner.trials.device_queues import DeviceQueues
-from autotune.tuner.trials.trial_queue import WantedTrial
+from autotune.tuner.trials.device_queues import DeviceQueues, WantedTrial
 from tuning_db import Store
 from tuning_db.schema import KernelRow
 

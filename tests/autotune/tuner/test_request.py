@@ -11,7 +11,7 @@ from autotune.ir.operators import OperatorCall, TorchCall, ValueRef
 from autotune.measure import Timing
 from autotune.tuner import Searched, TuningTarget, missing, refuse_other_timing
 from autotune.tuner.request import objective_values
-from autotune.tuner.trials.trial_queue import WantedTrial, record_unfinished
+from autotune.tuner.trials.device_queues import WantedTrial, record_unfinished
 from tuning_db import DatabaseError, Store
 
 CONV = "conv2d n=1 h=6 w=6 c=8 k={k} r=3 s=3 stride=1,1 pad=1,1 dilation=1,1 groups=1 dtype=f32 epilogue=relu"

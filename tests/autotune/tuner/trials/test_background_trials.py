@@ -12,8 +12,8 @@ from autotune.measure import Worker
 from autotune.tuner import Progress
 from autotune.tuner.request import RUN_SECONDS
 from autotune.tuner.trials.background_trials import BackgroundTrials
+from autotune.tuner.trials.device_queues import WantedTrial
 from autotune.tuner.trials.library_trials import operator_rows
-from autotune.tuner.trials.trial_queue import WantedTrial
 from tuning_db import Store
 
 pytestmark = pytest.mark.process
