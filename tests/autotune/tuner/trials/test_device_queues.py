@@ -22,7 +22,6 @@ from autotune.tuner.trials.device_queues import DeviceQueues, TrialQueue, Wanted
 from autotune.tuner.trials.library_trials import operator_rows
 from tuning_db.store import CLAIMS
 
-pytestmark = pytest.mark.process
 
 CONV = "conv2d n=1 h={h} w=6 c=8 k=8 r=3 s=3 stride=1,1 pad=1,1 dilation=1,1 groups=1 dtype=f32 epilogue=relu"
 PROBLEMS = [parse(CONV.format(h=h)) for h in (6, 7, 8, 9)]
@@ -72,6 +71,7 @@ def submit_all(store, trials):
     return told
 
 
+@pytest.mark.process
 def test_two_devices_measure_all_problems(store):
     with Worker("cpu") as first, Worker("cpu") as second:
         device, trials = queues(store, [first, second], Progress())
@@ -86,6 +86,7 @@ def test_two_devices_measure_all_problems(store):
         assert len(store.measurements(device, str(problem), "ok")) == 2
 
 
+@pytest.mark.process
 def test_the_other_device_takes_over_what_a_lost_one_had(store):
     progress = Notes()
     forget_faults()
@@ -103,6 +104,7 @@ def test_the_other_device_takes_over_what_a_lost_one_had(store):
     assert all(len(store.measurements(device, str(problem), "ok")) == 2 for problem in PROBLEMS)
 
 
+@pytest.mark.process
 def test_the_last_device_that_is_lost_ends_the_run(store):
     with Worker("cpu", child=StartsOnce) as only:
         only.start()
@@ -113,6 +115,7 @@ def test_the_last_device_that_is_lost_ends_the_run(store):
             trials.drain()
 
 
+@pytest.mark.process
 def test_a_device_that_is_slow_does_not_hold_up_the_others(store):
     with Worker("cpu") as first, Worker("cpu") as second:
         for worker in (first, second):
@@ -134,6 +137,7 @@ def test_a_device_that_is_slow_does_not_hold_up_the_others(store):
         assert ended == [fast] + 6 * [slow]
 
 
+@pytest.mark.process
 def test_a_trial_that_was_made_before_may_ask_for_others(store):
     problem, told = PROBLEMS[0], []
     with Worker("cpu") as first, Worker("cpu") as second:
