@@ -22,7 +22,6 @@ from autotune.tuner.trials.device_queues import DeviceQueues, TrialQueue, Wanted
 from autotune.tuner.trials.library_trials import operator_rows
 from tuning_db.store import CLAIMS
 
-
 CONV = "conv2d n=1 h={h} w=6 c=8 k=8 r=3 s=3 stride=1,1 pad=1,1 dilation=1,1 groups=1 dtype=f32 epilogue=relu"
 PROBLEMS = [parse(CONV.format(h=h)) for h in (6, 7, 8, 9)]
 
