@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from tuning_db import remote, sqlite_backend
+from tuning_db import queries, remote
 from tuning_db.errors import DatabaseError, explained
 from tuning_db.location import Location, is_address, is_remote
 from tuning_db.queries import WRITING, Queries
@@ -123,19 +123,19 @@ class Store(Queries):
             engine = postgres_backend.engine_to_write(where, WRITING)
             return cls(postgres_backend.name_of(where), where, engine, sa.Engine.dispose)
         path = Path(where)
-        return cls(str(where), where, sqlite_backend.engine_to_write(path, WRITING), sqlite_backend.close_writer, path)
+        return cls(str(where), where, queries.engine_to_write(path, WRITING), queries.close_writer, path)
 
     @classmethod
     def open(cls, where: Location) -> Store:
         """Open a database for reading only; raises DatabaseError if there is none or it cannot be read."""
         if is_remote(where):
             path = remote.fetched(where)
-            return cls(remote.name_of(where), where, sqlite_backend.engine_to_read(path), None, path)
+            return cls(remote.name_of(where), where, queries.engine_to_read(path), None, path)
         if is_address(where):
             from tuning_db import postgres_backend
 
             return cls(postgres_backend.name_of(where), where, postgres_backend.engine_to_read(where), None)
-        return cls(str(where), where, sqlite_backend.engine_to_read(Path(where)), None, Path(where))
+        return cls(str(where), where, queries.engine_to_read(Path(where)), None, Path(where))
 
     def close(self) -> None:
         """Close the database. A file is left as one file that can be copied, unless others still write it."""
