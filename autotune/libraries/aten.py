@@ -1,4 +1,4 @@
-"""torch's own operators as candidates, the baseline of every layer, and the setting of TF32 that they depend on."""
+"""Operators of torch as candidates, the baseline of every layer, and the setting of TF32 that they depend on."""
 
 from __future__ import annotations
 
