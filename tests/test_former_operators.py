@@ -17,7 +17,7 @@ from autotune.ir import OPERATORS
 from autotune.ir.operators import TorchCall
 from autotune.search import trace_of
 from autotune.tuner import optuna_export
-from autotune.tuner.foreign_kernels import ForeignKernels
+from autotune.tuner.kernel_builder import ForeignKernels
 from tuning_db import Store, shipped_databases
 
 PROBLEM = "former_operator n=1 c=8 dtype=f16 epilogue=none"

@@ -25,10 +25,7 @@ RUNTIME = {
         "weight_changes",
     },
     "tuning_db": {
-        "blob",
         "errors",
-        "file_lock",
-        "launch",
         "location",
         "opening",
         "ranking",

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuning_db.errors import DatabaseError
-from tuning_db.launch import launch_text
 from tuning_db.opening import open_reader
 from tuning_db.reader import Reader
+from tuning_db.trust.digests import launch_text
 from tuning_db.trust.signature import public_keys
 
 if TYPE_CHECKING:

@@ -1,14 +1,15 @@
-"""The location of a database: a file, the address of a server, or a URL; and the marks that make a file a database."""
+"""The location of a database: a file, the address of a server, or a URL; the marks and the lock of a file."""
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
-from tuning_db import file_lock
 from tuning_db.errors import DatabaseError, explained
 
 Location = str | os.PathLike[str]
@@ -22,6 +23,17 @@ SCHEMA_VERSION = 4
 """Counts the changes of tuning_db/schema.py; a file keeps it as SQLite's user_version, a server in a table.
 
 A file of another schema is refused."""
+
+LOCK_SECONDS = 60.0
+"""Seconds to wait until another process has finished its write."""
+
+NOTICE_SECONDS = 1.0
+"""Seconds to wait without a word. A write takes milliseconds, unless its process is stopped or holds the file."""
+
+_POLL_SECONDS = 0.05
+"""Time between two attempts of a statement for which SQLite does not wait: a change of the journal mode."""
+
+_LOG = logging.getLogger(__name__)
 
 _SERVERS = ("postgresql:", "postgresql+")
 
@@ -77,7 +89,7 @@ def has_tables(path: Path) -> bool:
         raise DatabaseError(f"{path} is not a tuning database: it is not an SQLite file")
     with explained(str(path)), closing(connect(path)) as connection:
         connection.execute("BEGIN")  # one state of the file, which another process may be making
-        [[application]] = file_lock.execute(connection, path, "PRAGMA application_id")
+        [[application]] = execute(connection, path, "PRAGMA application_id")
         version = int(connection.execute("PRAGMA user_version").fetchone()[0])
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if not application and not tables:
@@ -107,3 +119,63 @@ def connect(path: Path) -> sqlite3.Connection:
     log = path.with_name(f"{path.name}-wal")
     frozen = "" if os.access(path.parent, os.W_OK) or log.exists() else "&immutable=1"
     return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro{frozen}", uri=True)
+
+
+def execute(connection: sqlite3.Connection, path: Path, statement: str, values: tuple[object, ...] = ()) -> list[Any]:
+    """Execute a statement that may have to wait for another process, and return its rows.
+
+    A warning is logged once if it waits for longer than NOTICE_SECONDS.
+
+    Args:
+        connection: The connection to the file.
+        path: The file.
+        statement: One that may be repeated if the file is locked: BEGIN, a PRAGMA, or the first query of a transaction.
+        values: Its parameters.
+
+    Raises:
+        sqlite3.OperationalError: The file is still locked after LOCK_SECONDS.
+    """
+    began, told = time.monotonic(), False
+    _wait_at_most(connection, min(NOTICE_SECONDS, LOCK_SECONDS))
+    try:
+        while True:
+            try:
+                return connection.execute(statement, values).fetchall()
+            except sqlite3.OperationalError as error:
+                waited = time.monotonic() - began
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or waited >= LOCK_SECONDS:
+                    raise
+            if waited >= NOTICE_SECONDS and not told:
+                _LOG.warning("%s is locked by %s: waiting for up to %.0f s", path, _holder(path), LOCK_SECONDS)
+                told = True
+            time.sleep(_POLL_SECONDS)
+    finally:
+        _wait_at_most(connection, LOCK_SECONDS)
+
+
+def _wait_at_most(connection: sqlite3.Connection, seconds: float) -> None:
+    """Set how long SQLite itself waits for a lock, during which Python handles no signal, such as that of Ctrl-C."""
+    connection.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
+
+
+def _holder(path: Path) -> str:
+    """Return the process that has locked a file for writing, as a text: "process 42 (python tune.py)".
+
+    The file itself is not opened: closing it would release the locks that this process has (fcntl(2)).
+    """
+    try:
+        files = {_identity(name) for name in (str(path), f"{path}-shm") if os.path.exists(name)}
+        rows = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+        # NUMBER: POSIX ADVISORY WRITE PID MAJOR:MINOR:INODE START END (proc_locks(5)); those who wait have "->".
+        [number] = {row[4] for row in rows if row[1:4] == ["POSIX", "ADVISORY", "WRITE"] and row[5] in files}
+        if number == str(os.getpid()):
+            return "another connection of this process"
+        command = Path(f"/proc/{number}/cmdline").read_text().replace("\0", " ").strip()
+    except (OSError, ValueError):  # the process is in another container or on another machine, or the lock is gone
+        return "another process"
+    return f"process {number} ({command})"
+
+
+def _identity(path: str) -> str:
+    found = os.stat(path)
+    return f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"

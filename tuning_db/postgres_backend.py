@@ -12,8 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuning_db.errors import DatabaseError, explained
-from tuning_db.file_lock import NOTICE_SECONDS
-from tuning_db.location import APPLICATION_ID, SCHEMA_VERSION
+from tuning_db.location import APPLICATION_ID, NOTICE_SECONDS, SCHEMA_VERSION
 from tuning_db.schema import Base
 
 _LOG = logging.getLogger(__name__)

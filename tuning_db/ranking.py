@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from tuning_db.launch import launch_text
+from tuning_db.trust.digests import launch_text
 
 if TYPE_CHECKING:
     from tuning_db import protocols

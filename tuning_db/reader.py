@@ -15,14 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from tuning_db import file_lock
-from tuning_db.blob import decompress
 from tuning_db.errors import DatabaseError, explained
-from tuning_db.location import check, connect
+from tuning_db.location import check, connect, execute
 from tuning_db.ranking import ranked
-from tuning_db.trust import row_digests
-from tuning_db.trust.origin import Origin
-from tuning_db.trust.signature import TRUSTED, Content, is_signed
+from tuning_db.trust import digests
+from tuning_db.trust.digests import decompress
+from tuning_db.trust.signature import TRUSTED, Content, Origin, is_signed
 
 if TYPE_CHECKING:
     from tuning_db import protocols
@@ -255,7 +253,7 @@ class Reader:
                 kernel_id, kernel, _launch(json.loads(launch)), _time(median_us), bool(final), _mapping(details)
             )
             values = {**row._asdict(), "status": status}
-            return row, row_digests.measurement(values, _named(device), problem, kernel._asdict())
+            return row, digests.measurement(values, _named(device), problem, kernel._asdict())
 
         return self._whole("measurement", number, stored, made)
 
@@ -274,7 +272,7 @@ class Reader:
             for choice in row.choices:
                 _launch(choice["launch"])
             kernels = {choice["kernel"]: self.kernel(choice["kernel"])._asdict() for choice in row.choices}
-            return row, row_digests.plan({**row._asdict(), "network": network}, _named(device), kernels)
+            return row, digests.plan({**row._asdict(), "network": network}, _named(device), kernels)
 
         return self._whole("plan", number, stored, made)
 
@@ -292,7 +290,7 @@ class Reader:
             library = None if library_id is None else _library(number, digest, kind, target, size)
             decoded = {"weight_layouts": _mapping(layouts), "launch_names": json.loads(names), "library": library}
             row = _Kernel(**dict(zip(_Kernel._fields, plain, strict=False)), **decoded)
-            return row, row_digests.kernel(row._asdict(), library and library._asdict())
+            return row, digests.kernel(row._asdict(), library and library._asdict())
 
         return self._whole("kernel", kernel_id, stored, made)
 
@@ -304,15 +302,15 @@ class Reader:
         row, digest = self._checked(table, number, make)
         signed = self._signed is None or digest in self._signed
         if not (signed and digest == stored):
-            raise row_digests.damaged(self.name, table, number)
+            raise digests.damaged(self.name, table, number)
         return row
 
     def _checked(self, table: str, number: int, make: Callable[[], Made]) -> Made:
         """Return what `make` makes of the columns of a row; raises DatabaseError if they cannot be decoded."""
         try:
             return make()
-        except row_digests.UNREADABLE as error:
-            raise row_digests.damaged(self.name, table, number) from error
+        except digests.UNREADABLE as error:
+            raise digests.damaged(self.name, table, number) from error
 
     def _signed_digests(self, keys: Sequence[str]) -> frozenset[str]:
         """Return the digests of rows that one of the keys signed; raises DatabaseError without such a signature."""
@@ -329,7 +327,7 @@ class Reader:
     def _rows(self, query: str, *values: object) -> list[Any]:
         with explained(self.name):
             try:
-                return file_lock.execute(self._connection, self._path, query, values)
+                return execute(self._connection, self._path, query, values)
             except OverflowError as error:  # an id of more than 64 bits
                 raise sqlite3.DataError(str(error)) from error
 

@@ -4,8 +4,8 @@
 
 fsspec fetches the file once, into the user's cache, where its name is its digest. Each process compares the copy with
 the digest before it opens it, so the file that runs is the one with this digest, also if the server is not trusted.
-Beyond that the copy is trusted as any other file of the user is (trust/origin.py): a user who can write the cache could
-replace it while it is open.
+Beyond that the copy is trusted as any other file of the user is (trust/signature.py): a user who can write the cache
+could replace it while it is open.
 """
 
 from __future__ import annotations

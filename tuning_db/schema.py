@@ -78,7 +78,7 @@ class KernelRow(Base):
     launch_names: Mapped[list[str]] = mapped_column(JSON, default=list, doc="launch values in the order of the kernel")
     error: Mapped[str | None] = mapped_column(doc="message of the compiler")
     library_id: Mapped[int | None] = mapped_column(ForeignKey("library.id"), doc="the binary that holds it")
-    digest: Mapped[str | None] = mapped_column(doc="SHA-256 of what running reads of the row; see trust/row_digests.py")
+    digest: Mapped[str | None] = mapped_column(doc="SHA-256 of what running reads of the row; see trust/digests.py")
     library: Mapped[Library | None] = relationship()
 
 
@@ -102,7 +102,7 @@ class Measurement(Base):
     details: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict, doc="docs/internals/measurement.md lists them")
     recorded: Mapped[str | None] = mapped_column(doc="UTC, for information only: clocks jump, so nothing depends on it")
     environment_id: Mapped[int | None] = mapped_column(ForeignKey("environment.id"))
-    digest: Mapped[str | None] = mapped_column(doc="SHA-256 of what running reads of the row; see trust/row_digests.py")
+    digest: Mapped[str | None] = mapped_column(doc="SHA-256 of what running reads of the row; see trust/digests.py")
     kernel: Mapped[KernelRow] = relationship()
     problem: Mapped[ProblemRow] = relationship()
     device: Mapped[Device] = relationship()
@@ -130,7 +130,7 @@ class PlanRow(Base):
     )
     recorded: Mapped[str | None] = mapped_column(doc="UTC, for information only: clocks jump, so nothing depends on it")
     environment_id: Mapped[int | None] = mapped_column(ForeignKey("environment.id"))
-    digest: Mapped[str | None] = mapped_column(doc="SHA-256 of what running reads of the row; see trust/row_digests.py")
+    digest: Mapped[str | None] = mapped_column(doc="SHA-256 of what running reads of the row; see trust/digests.py")
 
 
 class Signature(Base):
@@ -146,7 +146,7 @@ class Claim(Base):
 
     __tablename__ = "claim"
     owner: Mapped[str] = mapped_column(
-        primary_key=True, doc="the process, as process_id.py names it, and the number of its claim"
+        primary_key=True, doc="the process, as store.py names it, and the number of its claim"
     )
     device_id: Mapped[int] = mapped_column(ForeignKey("device.id"))
     problem_id: Mapped[int] = mapped_column(ForeignKey("problem.id"))

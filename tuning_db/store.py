@@ -1,21 +1,26 @@
-"""Opens a tuning database for reading and writing, with SQLAlchemy."""
+"""Opens a tuning database for reading and writing, with SQLAlchemy.
+
+A process claims the kernels that it tries, so that no other one tries them. On one machine it depends on no clock
+whether the owner of a claim still runs. The start of a process is read in ticks since boot, from /proc/PID/stat
+(proc_pid_stat(5)). psutil gives it only as a time of day, which changes when the clock is set.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from tuning_db import process_id, remote, sqlite_backend
-from tuning_db.blob import compress, digest_of
+from tuning_db import queries, remote
 from tuning_db.errors import DatabaseError, explained
-from tuning_db.launch import launch_text
 from tuning_db.location import Location, is_address, is_remote
 from tuning_db.queries import WRITING, Queries
 from tuning_db.schema import (
@@ -29,12 +34,20 @@ from tuning_db.schema import (
     ProblemRow,
     Signature,
 )
-from tuning_db.trust import row_digests
+from tuning_db.trust import digests
+from tuning_db.trust.digests import compress, digest_of, launch_text
 
-Row = TypeVar("Row", bound=Base)
+LEASE = 1500.0
+"""Seconds for which a claim of a process on another machine counts: longer than any trial takes. Inductor may compile a
+network for 1200 seconds."""
+
+_STATE, _START_TIME = 0, 19
+"""Positions in /proc/PID/stat behind the command: fields 3 (state) and 22 (starttime)."""
 
 CLAIMS = 8
 """Most claims of one process: the trial that is measured, and those that are queued behind it."""
+
+Row = TypeVar("Row", bound=Base)
 
 
 def _of_one(table: sa.Table, *columns: sa.ColumnElement[Any]) -> sa.Select[Any]:
@@ -51,7 +64,7 @@ _MEASURED = (
         Device.name.label("device_name"),
         Device.target.label("device_target"),
         ProblemRow.text.label("problem"),
-        *(getattr(KernelRow, name) for name in row_digests.KERNEL),
+        *(getattr(KernelRow, name) for name in digests.KERNEL),
     )
     .select_from(
         sa.join(Device, ProblemRow, Device.id == sa.bindparam("device_id")).join(
@@ -110,27 +123,25 @@ class Store(Queries):
             engine = postgres_backend.engine_to_write(where, WRITING)
             return cls(postgres_backend.name_of(where), where, engine, sa.Engine.dispose)
         path = Path(where)
-        return cls(str(where), where, sqlite_backend.engine_to_write(path, WRITING), sqlite_backend.close_writer, path)
+        return cls(str(where), where, queries.engine_to_write(path, WRITING), queries.close_writer, path)
 
     @classmethod
     def open(cls, where: Location) -> Store:
         """Open a database for reading only; raises DatabaseError if there is none or it cannot be read."""
         if is_remote(where):
             path = remote.fetched(where)
-            return cls(remote.name_of(where), where, sqlite_backend.engine_to_read(path), None, path)
+            return cls(remote.name_of(where), where, queries.engine_to_read(path), None, path)
         if is_address(where):
             from tuning_db import postgres_backend
 
             return cls(postgres_backend.name_of(where), where, postgres_backend.engine_to_read(where), None)
-        return cls(str(where), where, sqlite_backend.engine_to_read(Path(where)), None, Path(where))
+        return cls(str(where), where, queries.engine_to_read(Path(where)), None, Path(where))
 
     def close(self) -> None:
         """Close the database. A file is left as one file that can be copied, unless others still write it."""
         if self._claims:
             with suppress(DatabaseError), self.writing():
-                self.session.execute(
-                    sa.delete(Claim).where(Claim.owner.in_(map(process_id.claim_owner, range(CLAIMS))))
-                )
+                self.session.execute(sa.delete(Claim).where(Claim.owner.in_(map(claim_owner, range(CLAIMS)))))
         self.session.close()
         (self._close or sa.Engine.dispose)(self._engine)
 
@@ -179,7 +190,7 @@ class Store(Queries):
                 if not row.launch_names:  # a kernel that had failed to compile
                     row.launch_names = values.get("launch_names", [])
                 library = self.session.get(Library, row.library_id) if row.library_id else None
-                row.digest = row_digests.kernel(_values(row), _values(library) if library else None)
+                row.digest = digests.kernel(_values(row), _values(library) if library else None)
         return rows
 
     def put_library(self, binary: bytes, **values: Any) -> Library:
@@ -205,7 +216,7 @@ class Store(Queries):
                 self._measured = of, dict(connection.execute(_MEASURED, values).mappings().one())
             names = self._measured[1]
             device = {"name": names["device_name"], "target": names["device_target"]}
-            digest = row_digests.measurement(values, device, names["problem"], names)
+            digest = digests.measurement(values, device, names["problem"], names)
             made = connection.execute(_ADD_TRIAL, {**values, "digest": digest, **self._now()})
         assert made.inserted_primary_key
         return int(made.inserted_primary_key[0])
@@ -221,7 +232,7 @@ class Store(Queries):
             device = session.get_one(Device, row.device_id)
             kernels = {choice["kernel"]: session.get_one(KernelRow, choice["kernel"]) for choice in row.choices}
             named = {number: _values(kernel) for number, kernel in kernels.items()}
-            row.digest = row_digests.plan(values, _values(device), named)
+            row.digest = digests.plan(values, _values(device), named)
             session.add(row)
             if old:
                 session.flush()  # first the new row, so that its id is the larger one
@@ -256,10 +267,10 @@ class Store(Queries):
             left = [launch for launch in launches if launch_text(launch) not in tried]
             if not left:
                 return left
-            rivals = [row for row in connection.execute(_CLAIMED, mine) if not process_id.is_own(row.owner)]
-            if any(process_id.is_alive(rival.owner, rival.since) for rival in rivals):
+            rivals = [row for row in connection.execute(_CLAIMED, mine) if not is_own(row.owner)]
+            if any(is_alive(rival.owner, rival.since) for rival in rivals):
                 return None
-            owner = process_id.claim_owner(self._claims % CLAIMS)
+            owner = claim_owner(self._claims % CLAIMS)
             connection.execute(
                 sa.delete(_CLAIMS).where(_CLAIMS.c.owner.in_([owner, *(rival.owner for rival in rivals)]))
             )
@@ -271,7 +282,7 @@ class Store(Queries):
         """Remove the claims of processes that have died, and return their number; their trials may be made again."""
         with self._rows() as connection:
             found = connection.execute(sa.select(_CLAIMS.c.owner, _CLAIMS.c.since)).all()
-            dead = [row.owner for row in found if not process_id.is_alive(row.owner, row.since)]
+            dead = [row.owner for row in found if not is_alive(row.owner, row.since)]
             connection.execute(sa.delete(_CLAIMS).where(_CLAIMS.c.owner.in_(dead)))
         return len(dead)
 
@@ -309,3 +320,55 @@ class Store(Queries):
         self._require_writable()
         with explained(self.name, sa.exc.DBAPIError), self._writer.begin() as connection:
             yield connection
+
+
+def own_id() -> str:
+    """Return this process's machine, process id and start.
+
+    A later process with the same process id has another start.
+    """
+    return f"{_machine()} {os.getpid()} {_start(os.getpid())}"
+
+
+def claim_owner(number: int) -> str:
+    """Return this process as the owner of its claim `number`."""
+    return f"{own_id()} {number}"
+
+
+def is_own(owner: str) -> bool:
+    """Return whether this process owns a claim."""
+    return owner.split()[:3] == own_id().split()
+
+
+def is_alive(owner: str, since: float) -> bool:
+    """Return whether the process that owns a claim still runs.
+
+    Args:
+        owner: What `own_id` or `claim_owner` returned in that process.
+        since: When it made the claim, in seconds since 1970. It counts only for a process on another machine, which is
+            taken to be alive for LEASE seconds. If a clock jumps, a trial starts early or late; no data is lost.
+    """
+    try:
+        machine, number, start, *_ = owner.split()
+        if machine == _machine():
+            return _start(int(number)) == start
+    except ValueError:  # no process of ours: the database is somebody else's
+        return False
+    return abs(time.time() - since) < LEASE
+
+
+@cache
+def _machine() -> str:
+    """Return this boot of this machine, and the container: process ids are those of a container."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def _start(number: int) -> str | None:
+    """Return the start of a process in ticks since boot; None if it has ended, also if it is a zombie."""
+    try:
+        # The command is in parentheses and may itself contain any character.
+        fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[_STATE] in "ZX" else fields[_START_TIME]

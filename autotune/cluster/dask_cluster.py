@@ -22,8 +22,8 @@ from autotune.cluster.relay import Relay, device_kind
 from autotune.cluster.remote_batch import LATE_SECONDS, Pending, RemoteBatch
 from autotune.cluster.remote_child import RemoteChild
 from autotune.codegen import Batch, Unit
-from autotune.core import DeviceKind, LibraryError, WorkerError, faults
-from autotune.core.faults import Fault
+from autotune.core import DeviceKind, LibraryError, WorkerError
+from autotune.core.errors import Fault, record_fault
 
 COMPILE, MEASURE = "compile", "measure"
 """Resources of workers."""
@@ -127,7 +127,7 @@ class DaskCluster:
         if known := self._relays.pop(place, None):
             self._silent.add(known[0])
             with suppress(WorkerError):  # the scheduler may have gone, too
-                faults.record(Fault.MEASURE_WORKER_SILENT, known[0] in self._resources())
+                record_fault(Fault.MEASURE_WORKER_SILENT, known[0] in self._resources())
 
     # -- helpers ---------------------------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ class DaskCluster:
         """Return a client that is connected: a scheduler that was started again is connected to anew."""
         with self._lock:
             if self._client.status not in ("running", "connecting"):
-                faults.record(Fault.SCHEDULER_LOST)
+                record_fault(Fault.SCHEDULER_LOST)
                 self._relays.clear()
                 self._known.clear()
                 self._client = self._connect()
@@ -181,7 +181,7 @@ class DaskCluster:
             self._known = found
         for resources in lost:
             for resource, fault in ((COMPILE, Fault.COMPILE_WORKER_LOST), (MEASURE, Fault.MEASURE_WORKER_LOST)):
-                faults.record(fault, bool(resources.get(resource)))
+                record_fault(fault, bool(resources.get(resource)))
         return found
 
     def _hosts(self) -> list[str]:

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from autotune.cluster.messages import CompileAnswer, CompileRequest
 from autotune.codegen import Built, Unit, link_latest, show_compilation
-from autotune.core import ToolchainError, faults, paths
-from autotune.core.faults import Fault
+from autotune.core import ToolchainError, paths
+from autotune.core.errors import Fault, record_fault
 
 UNIT_SECONDS = 900.0
 """Time limit of a unit's compilation, as that of a build on this machine."""
@@ -95,7 +95,7 @@ class RemoteBatch:
         """
         self._was_cut_off = False
         finished = [built for unit in list(self.pending) if (built := self._outcome(unit))]
-        faults.record(Fault.SCHEDULER_LOST, self._was_cut_off)  # once, however many units were there
+        record_fault(Fault.SCHEDULER_LOST, self._was_cut_off)  # once, however many units were there
         for built in finished:
             self._give_up(built.unit)
             del self.pending[built.unit]
@@ -133,7 +133,7 @@ class RemoteBatch:
             return Built(unit, None, f"the machines that compiled it were lost: {sent.fault}", killed=True)
         is_late = bool(sent.answers) and time.monotonic() - sent.since > self._late_seconds and sent.tries < _MAX_TRIES
         if is_late:
-            faults.record(Fault.COMPILE_WORKER_SILENT)
+            record_fault(Fault.COMPILE_WORKER_SILENT)
         if not sent.answers or is_late:
             self._send(unit)
         return None

@@ -13,10 +13,10 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from autotune.codegen.build_folder import remove_stale
-from autotune.codegen.ninja_build import BuildBatch, Built, Unit, existing, renderable, units
-from autotune.core import ToolchainError, faults
-from autotune.core.faults import Fault
+from autotune.codegen.ninja_build import BuildBatch, remove_stale
+from autotune.codegen.translation_units import Built, Unit, existing, renderable, units
+from autotune.core import ToolchainError
+from autotune.core.errors import Fault, record_fault
 from autotune.families import Kernel
 
 POLL_SECONDS = 0.02
@@ -162,7 +162,7 @@ class BuildQueue:
         if built.path:
             return True
         if built.killed:
-            faults.record(Fault.COMPILER_KILLED)
+            record_fault(Fault.COMPILER_KILLED)
         if built.killed and not (attempt.again and attempt.jobs == 1):
             self._wait([built.unit], _Attempt(max(1, attempt.jobs // 2), again=True))
         elif len(parts) == 1:

@@ -1,37 +1,30 @@
-"""Builds kernels: ninja compiles translation units of several kernels, named by a digest of their content.
+"""Runs the compilers of translation units: one ninja process for each batch, in a working folder of its own.
 
-A binary's name is a digest of its source, its headers, the compiler and the flags. A symbolic link with the name that a
-kernel would have in a unit of its own points to the unit that has it, so an existing kernel is never built again in
-another combination. Two processes that build the same unit end with the same file: each writes its own and renames it.
-build_queue.py runs several batches and tries again what was killed.
+Two processes that build the same unit end with the same file: each writes its own and renames it. build_queue.py runs
+several batches and tries again what was killed.
+
+A folder is removed at the end of its process. A process that is killed leaves its folders behind. The next build
+removes them. A folder is in use as long as a process holds the lock of its file: the kernel releases the lock when that
+process ends, in whatever way.
 """
 
 from __future__ import annotations
 
-import hashlib
+import fcntl
 import os
 import re
 import shlex
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
-from autotune.codegen import rendering, source_digest, toolchain
-from autotune.codegen.build_folder import BuildFolder
-from autotune.codegen.build_slices import show
-from autotune.codegen.kernel_resources import KernelResources, image_resources
-from autotune.core import FamilyError, ProcessTree, ToolchainError, ceil_div, paths
-from autotune.families import Kernel, families, family
+from autotune.codegen.translation_units import Built, Unit, link_latest, show
+from autotune.core import ProcessTree, ToolchainError, paths
 
-CUDA_COMPILER = "AUTOTUNE_CUDA_COMPILER"
-"""Environment variable: nvcc, so that nvcc compiles what NVRTC would."""
-MAX_COST_RATIO = 2.0
-"""Limit of the kernels' compile time in a unit as a multiple of its headers'; larger units delay the first result."""
 _TIMEOUT_SECONDS = 900  # of a unit's compilation; the slowest known unit takes about one minute
 _MIN_FREE_BYTES = 2**20  # with less, a compiler's failure is said to be the disk's
 _NICENESS = 10  # added to that of compilers, so that measurements do not wait for a core
@@ -63,122 +56,45 @@ rule compile
   description = $out
 """
 
-
-@dataclass(frozen=True)
-class Unit:
-    """A translation unit: kernels of one target and family."""
-
-    kernels: tuple[Kernel, ...]
-
-    @cached_property
-    def toolchain(self) -> toolchain.Toolchain:
-        """The toolchain of the unit's target and headers."""
-        headers = source_digest.foreign_headers(self.source, self.folders)
-        prefers_nvcc = os.environ.get(CUDA_COMPILER) == "nvcc" or not headers <= toolchain.NVRTC_HEADERS
-        return toolchain.for_target(self.kernels[0].target, prefers_nvcc)
-
-    @property
-    def folders(self) -> list[Path]:
-        """The folders of its headers."""
-        return rendering.folders(self.kernels[0])
-
-    @cached_property
-    def source(self) -> str:
-        """The unit's source text."""
-        return rendering.unit(self.kernels)
-
-    @cached_property
-    def name(self) -> str:
-        """The digest of source, headers and toolchain."""
-        identity = "\n".join([source_digest.text_digest(self.source, self.folders), self.toolchain.key])
-        return hashlib.sha256(identity.encode()).hexdigest()[:24]
-
-    @cached_property
-    def path(self) -> Path:
-        """The path of the binary once it is built."""
-        return paths.generated() / self.kernels[0].target / f"{self.name}{self.toolchain.binary_suffix}"
+_PREFIX, _LOCK = "ninja-", "lock"
 
 
-@dataclass(frozen=True)
-class Built:
-    """The result of building a unit.
+class BuildFolder:
+    """A folder of this process below `paths.generated()`; raises OSError if it cannot be made.
 
     Attributes:
-        unit: The unit.
-        path: The binary, or None if the unit did not compile.
-        error: The compiler's first errors.
-        seconds: The time of the compilation.
-        killed: The compiler was killed or got no memory, so nothing is known about the kernels.
-        resources: Those of each kernel; none for shared libraries.
+        path: The folder.
     """
 
-    unit: Unit
-    path: Path | None
-    error: str = ""
-    seconds: float = 0.0
-    killed: bool = False
-    resources: tuple[KernelResources, ...] = ()
+    def __init__(self) -> None:
+        root = paths.generated()
+        root.mkdir(parents=True, exist_ok=True)
+        while True:  # another process may find the folder before it is locked, and remove it
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
+            with suppress(FileNotFoundError):
+                self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR)
+                with suppress(OSError):  # a file system without locks, where nobody removes folders either
+                    fcntl.flock(self._lock, fcntl.LOCK_EX)
+                if self.path.exists():
+                    return
+                os.close(self._lock)
 
-    @classmethod
-    def of(cls, unit: Unit, path: Path, seconds: float = 0.0) -> Built:
-        """Return the result of a unit whose binary exists."""
-        found = image_resources(path.read_bytes())
-        symbols = [rendering.symbol(kernel) for kernel in unit.kernels]
-        resources = tuple(found[symbol] for symbol in symbols) if found.keys() >= set(symbols) else ()
-        return cls(unit, path, seconds=seconds, resources=resources)
-
-
-def units(kernels: Sequence[Kernel], jobs: int) -> list[Unit]:
-    """Distribute kernels of one target over units of one family each, and return them with the longest first.
-
-    Each unit compiles its headers again, so there are only as many units as keep all jobs busy to the end, by the
-    families' estimates (`compile_seconds`).
-    """
-    by_family: dict[str, list[Kernel]] = {}
-    for kernel in kernels:
-        by_family.setdefault(kernel.family, []).append(kernel)
-    costs = {name: family(name).compile_seconds for name in by_family}
-    share = sum(costs[kernel.family][1] for kernel in kernels) / max(1, jobs)
-    result: list[tuple[float, Unit]] = []
-    for name, group in by_family.items():
-        header, each = costs[name]
-        size = max(1, int(min(share, MAX_COST_RATIO * header) / each + 1e-9))
-        count = ceil_div(len(group), size)
-        dealt = [tuple(group[i::count]) for i in range(count)]
-        result += [(header + each * len(part), Unit(part)) for part in dealt]
-    return [unit for _, unit in sorted(result, key=lambda cost_unit: -cost_unit[0])]
+    def remove(self) -> None:
+        """Remove the folder with its content."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
 
 
-def kernels_per_unit(name: str) -> int:
-    """Return how many kernels of a family compile in the time of a unit's headers; 1 if the family is not known."""
-    found = families().get(name)
-    return max(1, round(found.compile_seconds[0] / found.compile_seconds[1])) if found else 1
-
-
-def renderable(kernels: Sequence[Kernel]) -> tuple[list[Kernel], list[Built]]:
-    """Return the kernels whose template renders, and the results of the others."""
-    sound: list[Kernel] = []
-    faulty: list[Built] = []
-    for kernel in kernels:
-        try:
-            rendering.render(kernel)
-            sound.append(kernel)
-        except FamilyError as error:
-            faulty.append(Built(Unit((kernel,)), None, str(error)))
-    return sound, faulty
-
-
-def existing(kernels: Sequence[Kernel]) -> tuple[list[Built], list[Kernel]]:
-    """Return the units that are on the disk with the kernels asked for, and the kernels that are in none."""
-    found: dict[Path, list[Kernel]] = {}
-    missing = []
-    for kernel in kernels:
-        alone = Unit((kernel,)).path
-        if alone.exists():
-            found.setdefault(alone.resolve(), []).append(kernel)
-        else:
-            missing.append(kernel)
-    return [Built.of(Unit(tuple(group)), path) for path, group in found.items()], missing
+def remove_stale() -> None:
+    """Remove the working folders of processes that have ended."""
+    for path in paths.generated().glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # in use, removed meanwhile, another user's, or a file system without locks
+            lock = os.open(path / _LOCK, os.O_CREAT | os.O_RDWR)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 class BuildBatch:
@@ -306,16 +222,6 @@ def _machine_fault(text: str, folder: Path) -> str | None:
         text += "No space left on device"
     found = next((fault for words, fault in _MACHINE_FAULTS.items() if words in text), None)
     return found and found.format(folder=paths.generated())
-
-
-def link_latest(unit: Unit) -> None:
-    """Link the name that each kernel would have in a unit of its own to this unit."""
-    for kernel in unit.kernels:
-        alone = Unit((kernel,)).path
-        if not alone.exists():
-            with suppress(FileExistsError):  # another process has made the link
-                alone.unlink(missing_ok=True)  # its unit was deleted
-                alone.symlink_to(unit.path.name)
 
 
 def _first_errors(text: str) -> str:

@@ -1,20 +1,23 @@
 """Architectures, devices, paths and errors: what all other packages use."""
 
-from autotune.core.arch import (
+from autotune.core.device import (
     ARCHITECTURES,
     MAX_PROCESSORS,
     Architecture,
+    DeviceFacts,
+    DeviceKind,
     architecture,
     cpu_name,
     cpu_targets,
     cuda_architectures,
+    device_arch,
+    device_name,
+    device_target,
+    measure_device,
     of_capability,
     of_target,
     runs_on,
 )
-from autotune.core.deadline import NEVER, Deadline
-from autotune.core.device import DeviceFacts, DeviceKind, device_arch, device_name, device_target, measure_device
-from autotune.core.duration import seconds_of
 from autotune.core.errors import (
     AutotuneError,
     CaptureError,
@@ -34,6 +37,7 @@ from autotune.core.flop_rates import FlopUnit, flop_unit
 from autotune.core.math import ceil_div, format_bytes, number, pareto_front, round_up
 from autotune.core.paths import FAMILIES
 from autotune.core.process_tree import ProcessTree
+from autotune.core.timeline import NEVER, Deadline, seconds_of
 
 __all__ = [
     "ARCHITECTURES",

@@ -1,25 +1,112 @@
-"""Records what a tuning run does and when, as a trace for Perfetto.
+"""The time of a run: its deadlines, durations as text, and traces that show what runs and when.
 
-The code that does something encloses it in `span`, or reports with `add` what another process has timed. Without
-`recording` nothing is kept, and a span takes about a microsecond. The recorder belongs to the process, as that of
-torch's profiler does: a recorder that is handed down would be an argument of all parts of the tuner, of which most runs
-need none.
+A run has one deadline, which is made when its command starts. A part gets an earlier deadline, which is computed from
+the time that is left when the part begins. So the time that a part leaves unused goes to the parts after it, and a part
+that overruns shortens all later parts by the same share.
 
-Times are seconds of time.monotonic(), which is one clock for all processes of a machine.
+A trace is for Perfetto. The code that does something encloses it in `span`, or reports with `add` what another process
+has timed. Without `recording` nothing is kept, and a span takes about a microsecond. The recorder belongs to the
+process, as that of torch's profiler does: a recorder that is handed down would be an argument of all parts of the
+tuner, of which most runs need none. Its times are seconds of time.monotonic(), which is one clock for all processes of
+a machine. A profiler such as Nsight Systems shows the ranges of `nvtx_range`.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from autotune.core import chrome_trace
 from autotune.core.chrome_trace import Event, Slice
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """A time at which something must have ended.
+
+    Attributes:
+        end: Time of `clock` in seconds; infinite for no deadline.
+        start: Time of `clock` from which durations count.
+        clock: The clock.
+    """
+
+    end: float = math.inf
+    start: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+
+    @classmethod
+    def after(cls, seconds: float, start: float | None = None) -> Deadline:
+        """Return the deadline of a run.
+
+        Args:
+            seconds: Duration of the run.
+            start: The time.monotonic() at which the run started; None for now.
+        """
+        start = time.monotonic() if start is None else start
+        return cls(start + seconds, start)
+
+    @property
+    def left(self) -> float:
+        """Return the seconds that are left; 0 after the end."""
+        return max(0.0, self.end - self.clock())
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether no time is left."""
+        return self.left <= 0.0
+
+    @property
+    def elapsed(self) -> float:
+        """Return the seconds since the start."""
+        return self.clock() - self.start
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds from the start to the end."""
+        return self.end - self.start
+
+    def share(self, share: float) -> Deadline:
+        """Return the deadline of a part that begins now and may take a share of the time that is left."""
+        return self.within(share * self.left)
+
+    def within(self, seconds: float) -> Deadline:
+        """Return the deadline of a part that begins now and may take some seconds, but no longer than this deadline."""
+        now = self.clock()
+        return Deadline(min(self.end, now + seconds), now, self.clock)
+
+    def before(self, seconds: float) -> Deadline:
+        """Return a deadline that ends some seconds earlier, with the same start."""
+        return Deadline(self.end - seconds, self.start, self.clock)
+
+
+NEVER = Deadline()
+"""No deadline."""
+
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+def seconds_of(duration: str | float) -> float:
+    """Return the seconds of a number, or of a text such as "90s", "5m", "1h" or "90".
+
+    Raises:
+        ValueError: It is not a duration.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", str(duration))
+    if not found:
+        raise ValueError(f"'{duration}' is not a time: write 90s, 5m or 1h")
+    return float(found[1]) * _UNITS[found[2]]
+
 
 _CATEGORY = "tune"
 _RUN, _COUNTERS = 1, 2
@@ -197,3 +284,16 @@ def _steps(start: float, end: float, parts: Iterable[tuple[str, float]]) -> Iter
         until = min(end, start + seconds)
         yield _slice(name, start, until, {})
         start = until
+
+
+@contextmanager
+def nvtx_range(name: str, device: torch.device) -> Iterator[None]:
+    """Mark the body as an NVTX range on a GPU; do nothing on a CPU. Without a profiler it costs next to nothing."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.nvtx.range_push(name)
+    try:
+        yield
+    finally:
+        torch.cuda.nvtx.range_pop()

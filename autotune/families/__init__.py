@@ -25,9 +25,10 @@ from autotune.families.base import (
     Launch,
     Parameter,
     Value,
+    first_unmet,
+    require,
 )
 from autotune.families.registry import Registry
-from autotune.families.rules import first_unmet, require
 from autotune.ir import Problem
 
 __all__ = [

@@ -1,4 +1,7 @@
-"""The base class of families: one way to write a kernel, its parameters, and which of their values are legal."""
+"""The base class of families: one way to write a kernel, its parameters, and which of their values are legal.
+
+A rule is a requirement: it states what must hold, in words that are shown to users.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,35 @@ from functools import cache, reduce
 from typing import Any, Generic, Self, TypeVar
 
 from autotune.core import Architecture
-from autotune.families.rules import Rules, first_unmet, require
-from autotune.ir import Epilogue, Problem
+from autotune.ir import BYTE_FORMATS, MAX_PRODUCTS, Epilogue, Problem
+
+Rules = Iterator[str | None]
+"""The results of `require`, in an order in which each may rely on those before it."""
+
+
+def require(holds: object, requirement: str) -> str | None:
+    """Return None if a requirement holds, else its words.
+
+    Args:
+        holds: Whether it does, by its truth value.
+        requirement: What must hold, in plain words, such as "c must be a multiple of 8".
+    """
+    return None if holds else requirement
+
+
+def require_no_overflow(dtype: str, products: int) -> str | None:
+    """Require that no sum of a convolution overflows. products: those of a sum, r*s*c of a group."""
+    form = BYTE_FORMATS.get(dtype)
+    return require(
+        form is None or not form.overflows(products),
+        f"r*s*c must be less than {MAX_PRODUCTS} in {dtype}, so that no sum overflows int32",
+    )
+
+
+def first_unmet(rules: Iterable[str | None]) -> str | None:
+    """Return the words of the first requirement that does not hold, or None if all hold."""
+    return next(filter(None, rules), None)
+
 
 Value = int | str
 Config = Mapping[str, Value]

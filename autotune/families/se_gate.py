@@ -7,8 +7,7 @@ templates/common/se_gate.cuh squeezes the channels that a tile has computed. tem
 from __future__ import annotations
 
 from autotune.core import round_up
-from autotune.families.base import Config
-from autotune.families.rules import Rules, require
+from autotune.families.base import Config, Rules, require
 from autotune.ir import Epilogue
 from autotune.ir.operators import Conv2dSe, FoldedSe
 

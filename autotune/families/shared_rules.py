@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from autotune.core import Architecture
-from autotune.families.base import Config, Family, Parameter, Value
-from autotune.families.rules import Rules, require
+from autotune.families.base import Config, Family, Parameter, Rules, Value, require
 from autotune.ir import Epilogue
 from autotune.ir.operators import GATE_ACTIVATIONS, HIDDEN_ACTIVATIONS, Cast, SeGates, SqueezeExcite, Upsample
 

@@ -2,11 +2,9 @@
 
 from autotune.ir.abi import MAP_ELEMENTS
 from autotune.ir.byte_formats import BYTE_FORMATS, BYTE_PRECISIONS, E4M3, MAX_PRODUCTS, S8, ByteFormat
-from autotune.ir.byte_sums import MAX_SUM_ERROR, sum_error
 from autotune.ir.constant_expr import ConstantExpr, ConstantSource, State, evaluate
 from autotune.ir.epilogue import MAX_SCALARS, Epilogue, Step
 from autotune.ir.epilogue_steps import define_step, full_name, register_step
-from autotune.ir.forms import Form, all_forms, forms
 from autotune.ir.gate_rewrites import as_one_pixel, fold_gate, fuse_gate, fuse_projection, split_gate
 from autotune.ir.network import (
     INPUT,
@@ -39,7 +37,7 @@ from autotune.ir.problem import (
     tensor_dtype_name,
     with_batch,
 )
-from autotune.ir.reference import compute
+from autotune.ir.reference import MAX_SUM_ERROR, Form, all_forms, compute, forms, sum_error
 from autotune.ir.rewrites import (
     fuse_cast,
     fuse_concat,

@@ -1,8 +1,9 @@
-"""torch's own operators as candidates: the baseline of every layer."""
+"""Operators of torch as candidates, the baseline of every layer, and the setting of TF32 that they depend on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ import torch.nn.functional as F
 from autotune.ir import BYTE_FORMATS, DTYPES, E4M3, Epilogue, Problem, Tensors, compute
 from autotune.ir.epilogue_steps import STEPS
 from autotune.ir.operators import Conv2d, Conv2dDgrad, Conv2dWgrad, Convolution, FirstLayers
-from autotune.libraries.tf32 import cudnn_setting
 
 FAMILY = "aten"
 """Name of the family in databases."""
@@ -169,3 +169,35 @@ def _first_layers(
         return problem.max_pool(F.conv2d(x, weight, None, problem.stride, problem.pad))
 
     return solve
+
+
+_DEPENDENT = ("f32", "tf32")
+"""Dtypes of problems whose float32 factors cuDNN may round to TF32."""
+
+
+def is_dependent(problem: Problem, device: torch.device) -> bool:
+    """Return whether cuDNN computes a problem by the setting."""
+    return device.type == "cuda" and problem.dtype in _DEPENDENT
+
+
+def cudnn_setting(problem: Problem, device: torch.device) -> AbstractContextManager[None]:
+    """Let cuDNN round the factors of a problem to TF32 only if the problem says so.
+
+    The setting is that of the process, so other problems leave it alone.
+    """
+    if not is_dependent(problem, device):
+        return nullcontext()
+    cudnn = torch.backends.cudnn
+    return cudnn.flags(True, cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=problem.dtype == "tf32")
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """Let torch multiply float32 exactly as float32, also where its settings allow TF32."""
+    products = torch.backends.cuda.matmul
+    before, products.allow_tf32 = products.allow_tf32, False
+    try:
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            yield
+    finally:
+        products.allow_tf32 = before

@@ -24,8 +24,8 @@ from torch import fx
 from autotune.core import LibraryError
 from autotune.ir import DTYPES, Operand, Problem, Tensors
 from autotune.ir.operators import TorchCall
+from autotune.libraries.aten import cudnn_setting, is_dependent
 from autotune.libraries.inductor_timing import device_milliseconds, kernels_timed_in_turns
-from autotune.libraries.tf32 import cudnn_setting, is_dependent
 
 FAMILY = "inductor"
 """Name of the family in databases."""

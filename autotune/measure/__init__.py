@@ -1,14 +1,13 @@
 """Verification and timing of candidates in a process of its own."""
 
+from autotune.core.process_tree import ChildProcess, Ended, accept
 from autotune.measure.candidate_bench import SLOW_FACTOR, CandidateBench, DeviceLostError, is_pruned
 from autotune.measure.cold_cache import RotatingBuffers, copies_of, flush
-from autotune.measure.interleaving import THROTTLED, interleave, shuffled_rounds
-from autotune.measure.network_bench import LayerAssignment
-from autotune.measure.nvml import Monitor
-from autotune.measure.process import ChildProcess, Ended, accept
-from autotune.measure.result import TRIAL_STEPS, Result, median_interval, timed
+from autotune.measure.protocol import TRIAL_STEPS, LayerAssignment, Result, median_interval, timed
+from autotune.measure.resources import Monitor
 from autotune.measure.timers import (
     BUFFERS,
+    THROTTLED,
     TIMERS,
     Call,
     Runnable,
@@ -16,8 +15,10 @@ from autotune.measure.timers import (
     Timing,
     between,
     host_clock,
+    interleave,
     replay_sampler,
     sampler,
+    shuffled_rounds,
     stream_of,
     synchronize,
     warm_up,

@@ -18,24 +18,24 @@ import torch
 
 from autotune.core import WorkerError, format_bytes, in_one_line
 from autotune.core.device_turn import gpu_serial, turn
+from autotune.core.timeline import nvtx_range
 from autotune.ir import BYTE_FORMATS, Problem, sum_error
 from autotune.libraries import inductor
 from autotune.measure import byte_tolerance
 from autotune.measure.cold_cache import RotatingBuffers, copies_of, flush
-from autotune.measure.interleaving import interleave, throttling
-from autotune.measure.nvml import Monitor
-from autotune.measure.nvtx import nvtx_range
-from autotune.measure.resources import energy_uj, host_us, memory_bytes, workspace_bytes
-from autotune.measure.result import Result, timed
+from autotune.measure.protocol import Result, timed
+from autotune.measure.resources import Monitor, energy_uj, host_us, memory_bytes, workspace_bytes
 from autotune.measure.timers import (
     Runnable,
     Sampler,
     Timing,
     between,
+    interleave,
     library_choices,
     sampler,
     stream_of,
     synchronize,
+    throttling,
     warm_up,
 )
 from autotune.measure.verify import HALF_SUMS, TOLERANCE, Workload

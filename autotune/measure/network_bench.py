@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from autotune.core import LayerError
 from autotune.core.device_turn import turn
 from autotune.ir import TENSOR_DTYPES, ConstantSource, Network, Problem
-from autotune.measure.interleaving import interleave, throttling
-from autotune.measure.nvml import Monitor
-from autotune.measure.result import Result, timed
-from autotune.measure.timers import replay_sampler, stream_of
+from autotune.measure.protocol import LayerAssignment, Result, timed
+from autotune.measure.resources import Monitor
+from autotune.measure.timers import interleave, replay_sampler, stream_of, throttling
 from autotune.measure.verify import random_tensor
 from autotune.runtime import (
     BoundLayer,
@@ -44,18 +42,6 @@ _CHECKS = 2
 """Runs of a plan that have to give the same bits."""
 _NAN_BYTE = 0xFF
 """A floating-point number of such bytes is NaN."""
-
-
-@dataclass(frozen=True)
-class LayerAssignment:
-    """The candidate that runs a layer, by the layer's name.
-
-    overlap: the kernel may be placed on the GPU while the kernel before it ends (programmatic dependent launch).
-    """
-
-    layer: str
-    candidate: Candidate
-    overlap: bool = False
 
 
 class NetworkBench:

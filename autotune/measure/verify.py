@@ -14,8 +14,7 @@ import torch
 
 from autotune.ir import BYTE_FORMATS, S8, TENSOR_DTYPES, Epilogue, Operand, Problem, Step
 from autotune.measure import byte_tolerance
-from autotune.measure.sliced_reference import sliced_reference
-from autotune.measure.special_values import SpecialValues
+from autotune.measure.expected_results import SpecialValues, sliced_reference
 from autotune.measure.timers import Runnable, stream_of, synchronize
 
 HALF_SUMS = "f16 sums"

@@ -16,26 +16,26 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any, Protocol
 
-from autotune.core import NEVER, Deadline, DeviceFacts, OutOfTimeError, WorkerError, faults, timeline
-from autotune.core.faults import Fault
+from autotune.core import NEVER, Deadline, DeviceFacts, OutOfTimeError, WorkerError, timeline
+from autotune.core.errors import Fault, record_fault
+from autotune.core.process_tree import ChildProcess, Ended
 from autotune.ir import Network, Problem
 from autotune.libraries import cudnn, inductor
-from autotune.measure.network_bench import LayerAssignment
-from autotune.measure.process import ChildProcess, Ended
 from autotune.measure.protocol import (
     NO_MEMORY,
     READY,
     Answer,
     DeviceRequest,
     FinalsRequest,
+    LayerAssignment,
     LibraryRequest,
     NetworkRequest,
     Reply,
     Request,
+    Result,
     TrialRequest,
+    show,
 )
-from autotune.measure.request_slices import show
-from autotune.measure.result import Result
 from autotune.measure.timers import Timing
 from autotune.runtime import Candidate
 
@@ -301,12 +301,12 @@ class Worker:
 def _record_fault(request: Request, ended: Ended) -> None:
     """Count how a process ended, unless this process ended it because the run is over."""
     if ended.killed:
-        faults.record(Fault.MEASURING_PROCESS_KILLED)
+        record_fault(Fault.MEASURING_PROCESS_KILLED)
     elif isinstance(request, TrialRequest | FinalsRequest | NetworkRequest):
         if ended.status == "timed_out":
-            faults.record(Fault.CANDIDATE_HUNG)
+            record_fault(Fault.CANDIDATE_HUNG)
         elif ended.code not in (None, -signal.SIGKILL):
-            faults.record(Fault.CANDIDATE_CRASHED)
+            record_fault(Fault.CANDIDATE_CRASHED)
 
 
 def _compile_seconds(candidates: Iterable[Candidate]) -> float:

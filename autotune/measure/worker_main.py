@@ -21,12 +21,12 @@ from typing import assert_never
 import torch
 
 from autotune.core import LayerError, in_one_line, measure_device
+from autotune.core.process_tree import accept
+from autotune.core.timeline import nvtx_range
 from autotune.ir import Problem
 from autotune.libraries import cudnn
 from autotune.measure.candidate_bench import CandidateBench
 from autotune.measure.network_bench import NetworkBench
-from autotune.measure.nvtx import nvtx_range
-from autotune.measure.process import accept
 from autotune.measure.protocol import (
     NO_MEMORY,
     READY,
@@ -37,10 +37,10 @@ from autotune.measure.protocol import (
     NetworkRequest,
     Reply,
     Request,
+    Result,
     TrialRequest,
 )
 from autotune.measure.resources import allocator_bytes
-from autotune.measure.result import Result
 from autotune.measure.timers import Timing
 from autotune.runtime import BoundStep, Candidate
 

@@ -11,7 +11,7 @@ from autotune.report.networks import networks
 from autotune.report.records import DeviceReport, Report
 from tuning_db import Reader, Store
 from tuning_db.location import Location, file_of, is_address
-from tuning_db.trust.row_digests import UNREADABLE
+from tuning_db.trust.digests import UNREADABLE
 
 
 def collect(where: Location, tell: Callable[[str], object] = lambda _: None) -> Report:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from autotune.report.records import Layer, Run, Trial
-from autotune.tuner.time_breakdown import IDLE, STEPS
+from autotune.tuner.time_shares import IDLE, STEPS
 
 PAUSE = 600.0
 """Seconds between two trials from which on they belong to two runs; the slowest kernels take a minute to compile."""

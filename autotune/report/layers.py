@@ -17,9 +17,9 @@ from autotune.report.stored_resources import StoredResources
 from autotune.tuner import format_candidate, format_config
 from autotune.tuner.optuna_export import RecordedStudy, studies
 from tuning_db import Store
-from tuning_db.launch import launch_text
 from tuning_db.ranking import ranked
 from tuning_db.schema import Device, Measurement
+from tuning_db.trust.digests import launch_text
 
 _STATES = ("state", "before", "after")
 """Entries of a measurement's details that hold the state of the device."""

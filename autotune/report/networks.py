@@ -12,8 +12,8 @@ from autotune.report.records import Layer, NetworkLayer, NetworkTime
 from autotune.runtime import ActivationPlace
 from autotune.tuner import format_candidate
 from tuning_db import Store
-from tuning_db.launch import launch_text
 from tuning_db.schema import Device, KernelRow, PlanRow
+from tuning_db.trust.digests import launch_text
 
 Times = Mapping[tuple[int, str, float], str]
 """Id of a kernel, launch values and time -> text of the problem that was measured so."""

@@ -1,8 +1,6 @@
 """From records and a database to launches. Needs no compiler and no Jinja."""
 
-from autotune.runtime.binary import Binary
-from autotune.runtime.binding import BoundStep, Candidate, TensorSlot, bind
-from autotune.runtime.candidate_loader import candidate
+from autotune.runtime.binding import Binary, BoundStep, Candidate, TensorSlot, bind, candidate
 from autotune.runtime.executor import ACCESS, ExecutionContext, close, count
 from autotune.runtime.network_plan import (
     ActivationPlace,

@@ -1,25 +1,76 @@
-"""Binding: candidate + problem + tensors -> a step that can be launched.
+"""Binding: a row of the database -> a candidate; candidate + problem + tensors -> a step that can be launched.
 
-The tuner times the steps that a network runs, because both are made here.
+The tuner times the steps that a network runs, because both are made here. A candidate holds the binary of its kernel:
+no file lies between the bytes and their code.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import torch
 
-from autotune.core import LayerError, LibraryError
+from autotune.core import AutotuneError, LayerError, LibraryError
 from autotune.ir import Problem, Tensors, abi, pack_weight
 from autotune.ir.operators import Convolution
 from autotune.libraries import aten, cudnn_names, inductor
 from autotune.runtime import engine
-from autotune.runtime.binary import Binary, load
 
-CHANNELS_LAST = "channels_last"
-"""Launch parameter of kernels that read the caller's image in either memory format: 1 for channels last."""
+if TYPE_CHECKING:
+    from tuning_db.protocols import Database, Kernel, Library
+
+NAMES = {"device_image": "{}.cubin", "shared_library": "autotune-{}.so", "cudnn_plan": "{}.plan"}
+"""Kind of a binary -> its name in messages, debuggers and profilers; {} is the start of its digest."""
+
+
+@dataclass(frozen=True)
+class Binary:
+    """One or more compiled kernels, or a plan of cuDNN. Binaries are equal if their kinds and digests are.
+
+    Attributes:
+        kind: A key of NAMES.
+        digest: SHA-256 of the bytes, in hexadecimal.
+        data: The bytes.
+    """
+
+    kind: str
+    digest: str
+    data: bytes = field(compare=False, repr=False)
+
+    @classmethod
+    def of(cls, kind: str, data: bytes) -> Binary:
+        """Return the binary of bytes that are trusted, such as those that a compiler has just written."""
+        return cls(kind, hashlib.sha256(data).hexdigest(), data)
+
+    @property
+    def name(self) -> str:
+        """Its name in messages, debuggers and profilers."""
+        return NAMES[self.kind].format(self.digest[:12])
+
+
+@lru_cache(maxsize=512)
+def load(binary: Binary, device: int) -> engine.SharedLibrary | engine.DeviceImage:
+    """Return the engine's handle of a binary's kernels; each binary is loaded once.
+
+    Args:
+        binary: A shared library or a device image.
+        device: Number of the GPU that loads a device image.
+
+    Raises:
+        EngineError: The binary cannot be loaded.
+    """
+    match binary.kind:
+        case "shared_library":
+            return engine.SharedLibrary(binary.data, binary.name)
+        case "device_image":
+            return engine.DeviceImage(binary.data, device)
+    raise AutotuneError(f"a binary of the kind '{binary.kind}' holds no kernels")
 
 
 @dataclass(frozen=True)
@@ -67,6 +118,46 @@ class Candidate:
             return cudnn.summary(json.loads(self.config))
         values = {**json.loads(self.config), **self.launch}
         return " ".join([self.family, *(f"{name}={value}" for name, value in values.items())])
+
+
+_in_use: WeakValueDictionary[tuple[str, str], Binary] = WeakValueDictionary()
+"""Binaries that some candidate has, by kind and digest: a library of several kernels is unpacked once."""
+
+
+def candidate(store: Database, row: Kernel, launch: Mapping[str, int]) -> Candidate:
+    """Return the candidate of a kernel's row.
+
+    Args:
+        store: The database that holds the row.
+        row: The kernel.
+        launch: Launch parameters by name.
+
+    Raises:
+        DatabaseError: The kernel's binary is damaged, or is not trusted.
+    """
+    if row.library is None:
+        return Candidate(row.family, row.config, row.symbol)
+    return Candidate(
+        row.family,
+        row.config,
+        row.symbol,
+        _binary(store, row.library),
+        row.weight_layouts,
+        dict(launch),
+        tuple(row.launch_names),
+    )
+
+
+def _binary(store: Database, library: Library) -> Binary:
+    key = library.kind, library.digest
+    binary = _in_use.get(key)
+    if binary is None:
+        binary = _in_use[key] = Binary(*key, store.binary(library))
+    return binary
+
+
+CHANNELS_LAST = "channels_last"
+"""Launch parameter of kernels that read the caller's image in either memory format: 1 for channels last."""
 
 
 @dataclass(frozen=True)

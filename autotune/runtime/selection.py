@@ -15,8 +15,7 @@ from autotune.core import ceil_div, device_name, device_target, runs_on
 from autotune.ir import WHOLE, Alternative, Layer, Network, NetworkKey, Problem, with_batch
 from autotune.ir.operators import TorchCall
 from autotune.libraries import aten, cudnn_names, inductor
-from autotune.runtime.binding import Candidate
-from autotune.runtime.candidate_loader import candidate
+from autotune.runtime.binding import Candidate, candidate
 
 if TYPE_CHECKING:
     from tuning_db.protocols import Database, Device, Measurement, Plan

@@ -2,19 +2,29 @@
 
 A config that is fast for one problem is likely to be fast for similar problems, and similar configs are likely to be
 similarly fast. The Gaussian process models the logarithm of the time of every (problem, config) pair. With several
-objectives it models their scalarization (search/scalarization.py):
+objectives it models their scalarization:
 
     mean(p, c)               = level + log prior(p, c)
     covariance(p, c; p', c') = similarity(p, p') * (similarity(c, c') + slope * log prior(p, c) * log prior(p', c'))
                                + level variance, if p = p'
 
 It models residuals from the prior: mean function = prior cost. The slope term lets the data correct the prior's weight.
+
+The constants of the similarity of problems were chosen by benchmarks/programs/replay.py on
+tests/data/search_h200.json.gz (docs/internals/search.md).
+
+`scalarize` is the augmented Tchebycheff function of ParEGO (Knowles 2006) on logarithms. For some weights its minimum
+is in a concave part of the Pareto front. A weighted sum of logarithms, or a product of the objectives, has its minimum
+on the front's convex hull, whatever the weights.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import cache, lru_cache
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +34,110 @@ from autotune.core import timeline
 from autotune.families import Config
 from autotune.ir import Problem
 from autotune.search.gaussian_process import GaussianProcess, Matrix, Posterior, Vector
-from autotune.search.problem_similarity import similarities
-from autotune.search.scalarization import ParetoFront, Weights
 from autotune.search.space import Space, axes
+
+LogValues = tuple[float, ...]
+"""The logarithms of the objectives of a result."""
+Weights = tuple[float, ...]
+"""A weight of each objective."""
+
+AUGMENTATION = 0.05
+"""The paper's rho: a share of the weighted sum. It prefers, of points with equal maxima, the one that dominates."""
+WEIGHT_STEPS = 10
+"""Steps from one objective to the other of two: 11 weight vectors. More take longer until each had its turn."""
+
+
+@cache
+def weight_vectors(num_objectives: int) -> tuple[Weights, ...]:
+    """Return evenly distributed weights of some objectives; a single one has the weight 1.
+
+    The largest weight of each vector is 1, so that a difference of scalarized values is relative to an objective.
+    """
+    steps = WEIGHT_STEPS // max(1, num_objectives - 1)  # 21 vectors for three objectives
+    found = (steps_of for steps_of in product(range(steps + 1), repeat=num_objectives) if sum(steps_of) == steps)
+    return tuple(tuple(step / max(steps_of) for step in steps_of) for steps_of in found)
+
+
+def scalarize(point: LogValues, ideal: LogValues, weights: Weights) -> float:
+    """Return the value to minimize for some weights.
+
+    Args:
+        point: A result.
+        ideal: The lowest value of each objective for the same problem.
+        weights: The weights.
+
+    Returns:
+        The value. A single objective is its own value, whatever its ideal is.
+    """
+    if len(point) == 1:
+        return point[0]
+    terms = [weight * (value - best) for value, best, weight in zip(point, ideal, weights, strict=True)]
+    return max(terms) + AUGMENTATION * sum(terms)
+
+
+class ParetoFront:
+    """The results that no other result dominates."""
+
+    def __init__(self) -> None:
+        self._points: list[LogValues] = []
+
+    def add(self, point: LogValues) -> bool:
+        """Add a result; return False if a known one is at least as good in each objective."""
+        if any(_is_as_good(known, point) for known in self._points):
+            return False
+        self._points = [*(known for known in self._points if not _is_as_good(point, known)), point]
+        return True
+
+    @property
+    def ideal(self) -> LogValues:
+        """The lowest value of each objective; of no results, no values."""
+        return tuple(map(min, zip(*self._points, strict=True)))
+
+    def least(self, ideal: LogValues, weights: Weights) -> float:
+        """Return the least scalarized value; infinite without results."""
+        return min((scalarize(point, ideal, weights) for point in self._points), default=math.inf)
+
+
+def _is_as_good(one: LogValues, other: LogValues) -> bool:
+    return all(a <= b for a, b in zip(one, other, strict=True))
+
+
+_PROBLEM_LENGTH = 16.0
+_MIN_SIMILARITY = 0.6  # part of a config's effect that all problems share
+_MAX_SIMILARITY = 0.97  # of two problems that differ
+
+
+def problem_similarity(a: Problem, b: Problem) -> float:
+    """Return the correlation of a config's effects on two problems: 1 for the same sizes, at least _MIN_SIMILARITY."""
+    if a is b or a == b:
+        return 1.0
+    if type(a) is not type(b):
+        return _MIN_SIMILARITY
+    distance = math.dist(_log_sizes(a), _log_sizes(b)) / _PROBLEM_LENGTH
+    return _MIN_SIMILARITY + (_MAX_SIMILARITY - _MIN_SIMILARITY) * math.exp(-distance)
+
+
+def similarities(problems: Sequence[Problem]) -> Matrix:
+    """Return the problem_similarity of each pair; a deep network at several batch sizes has a million pairs."""
+    found = np.full((len(problems), len(problems)), _MIN_SIMILARITY)
+    number: dict[Problem, int] = {}
+    numbers = np.array([number.setdefault(problem, len(number)) for problem in problems])
+    for kind in {type(problem) for problem in problems}:
+        of_kind = np.array([i for i, problem in enumerate(problems) if type(problem) is kind])
+        sizes = np.array([_log_sizes(problems[i]) for i in of_kind])
+        distance = np.sqrt(sum((column[:, None] - column) ** 2 for column in sizes.T)) / _PROBLEM_LENGTH
+        found[np.ix_(of_kind, of_kind)] += (_MAX_SIMILARITY - _MIN_SIMILARITY) * np.exp(-distance)
+    found[numbers[:, None] == numbers] = 1.0
+    return found
+
+
+@lru_cache(maxsize=2**16)
+def _log_sizes(problem: Problem) -> tuple[float, ...]:
+    """Return log2(1 + x) of every integer field of a problem; pairs count as two."""
+    values = [getattr(problem, field.name) for field in fields(problem) if field.name != "epilogue"]
+    flat = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
+    return tuple(math.log2(1 + part) for part in flat if isinstance(part, int))
+
 
 Indices = NDArray[np.int64]
 

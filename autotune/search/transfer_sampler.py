@@ -5,7 +5,7 @@ model of `transfer_history`. Each proposal is chosen as if the trials that run h
 share a `TransferHistory`, and those of one problem a `FamilyRace`.
 
 With several objectives each proposal is for other weights of their scalarization, as in ParEGO (Knowles 2006,
-search/scalarization.py), so the proposals spread over the Pareto front. Unlike in the paper, the weights take turns
+transfer_history.py), so the proposals spread over the Pareto front. Unlike in the paper, the weights take turns
 instead of being drawn: a study rests when nothing is expected for any of them. Objectives are not divided by their
 ranges: they are logarithms, whose differences have no unit.
 """
@@ -26,10 +26,8 @@ from optuna.trial import FrozenTrial
 from scipy.special import ndtr
 
 from autotune.search.gaussian_process import Posterior, Vector
-from autotune.search.legal_sampler import LegalSampler
-from autotune.search.scalarization import Weights, weight_vectors
-from autotune.search.space import Space
-from autotune.search.transfer_history import Indices, TransferHistory
+from autotune.search.space import LegalSampler, Space
+from autotune.search.transfer_history import Indices, TransferHistory, Weights, weight_vectors
 
 Flags = NDArray[np.bool_]
 

@@ -1,11 +1,18 @@
 """The tuning run: studies, builds, trials, and the plan of the whole network."""
 
-from autotune.tuner.foreign_kernels import ForeignKernels, kernel_of
-from autotune.tuner.library_candidates import LibraryCandidates
-from autotune.tuner.machines import DeviceGroup, Machines, MeasuringDevice, cores_apart, device_groups, local_devices
-from autotune.tuner.objectives import DEFAULT_OBJECTIVES, OBJECTIVES
-from autotune.tuner.options import TunerOptions
-from autotune.tuner.phases import PREPARATION, PhaseTime
+from autotune.tuner.kernel_builder import ForeignKernels, kernel_of
+from autotune.tuner.machines import (
+    INDUCTOR_MODES,
+    DeviceGroup,
+    Machines,
+    MeasuringDevice,
+    TuningTarget,
+    cores_apart,
+    device_groups,
+    inductor_modes,
+    local_devices,
+    start_in_background,
+)
 from autotune.tuner.progress import LineProgress, Progress, TracedProgress
 from autotune.tuner.report import (
     SLOWED,
@@ -23,8 +30,11 @@ from autotune.tuner.report import (
     unsupported_reason,
 )
 from autotune.tuner.request import (
+    DEFAULT_OBJECTIVES,
+    OBJECTIVES,
     Searched,
     TuneRequest,
+    TunerOptions,
     missing,
     missing_problems,
     network_request,
@@ -32,9 +42,8 @@ from autotune.tuner.request import (
     step_request,
 )
 from autotune.tuner.simulator import MIN_CONFIGS, Replay, ReplayPoint, replay
-from autotune.tuner.target import INDUCTOR_MODES, TuningTarget, inductor_modes
-from autotune.tuner.threads import start_in_background
-from autotune.tuner.time_breakdown import RECORD, WAIT, TimeBreakdown
+from autotune.tuner.time_shares import PREPARATION, RECORD, WAIT, PhaseTime, TimeBreakdown
+from autotune.tuner.trials.library_trials import LibraryCandidates
 from autotune.tuner.tuner import Tuner
 
 __all__ = [

@@ -15,10 +15,10 @@ from autotune.ir import Problem
 from autotune.libraries import aten
 from autotune.measure import THROTTLED, Result, Worker
 from autotune.runtime import Candidate, candidate, shortlist
-from autotune.tuner.options import ONLY, TRIALS
-from autotune.tuner.phases import FINALS
+from autotune.tuner.machines import stop_until_done
+from autotune.tuner.request import ONLY, TRIALS
 from autotune.tuner.run_context import RunContext
-from autotune.tuner.threads import stop_until_done
+from autotune.tuner.time_shares import FINALS
 from autotune.tuner.trials import is_whole
 from tuning_db import launch_text, ranking
 from tuning_db.schema import Measurement

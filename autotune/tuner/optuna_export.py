@@ -29,7 +29,7 @@ from autotune.families import families
 from autotune.ir import Problem, parse
 from autotune.measure import TRIAL_STEPS, is_pruned
 from autotune.search import ended_trial
-from autotune.tuner.objectives import DEFAULT_OBJECTIVES, OBJECTIVES, objective_values
+from autotune.tuner.request import DEFAULT_OBJECTIVES, OBJECTIVES, objective_values
 from tuning_db import DatabaseError, Store
 from tuning_db.schema import Device, KernelRow, Measurement
 

@@ -14,7 +14,7 @@ from autotune.ir.operators import TorchCall
 from autotune.libraries import aten, cudnn, inductor
 from autotune.measure import THROTTLED
 from autotune.tuner.finals import FINALS_OF
-from autotune.tuner.objectives import objective_values
+from autotune.tuner.request import objective_values
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow, Measurement, PlanRow
 

@@ -1,9 +1,9 @@
-"""TuneRequest, the problems that a run tunes together, and the part of a request that a database lacks."""
+"""What a tuning run is asked for: problems, objectives, limits and choices, and the part that a database lacks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,13 +11,115 @@ from autotune.core import Architecture
 from autotune.families import serving
 from autotune.ir import Network, Problem
 from autotune.ir.operators import Conv2dGradientSums, Conv2dStatistics, TorchCall
-from autotune.libraries import inductor
+from autotune.libraries import cudnn, inductor
 from autotune.measure import BUFFERS, THROTTLED, TIMERS, Timing
-from autotune.tuner.options import ONLY, TRIALS
-from autotune.tuner.target import TuningTarget
-from autotune.tuner.trials import RUN_SECONDS
+from autotune.search import DEFAULT_SAMPLER
+from autotune.tuner.machines import TuningTarget
 from tuning_db import DatabaseError, Store
 from tuning_db.schema import Device
+
+Details = Mapping[str, Any]
+"""The `details` of a measurement in the database."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A quantity to minimize.
+
+    Attributes:
+        unit: Its unit.
+        value: Maps (problem, microseconds, details) to the quantity, or to None if it was not measured.
+    """
+
+    unit: str
+    value: Callable[[Problem, float, Details], float | None]
+
+
+def _time_workspace(problem: Problem, us: float, details: Details) -> float | None:
+    workspace = details.get("workspace_bytes")
+    operands = sum(operand.bytes for operand in problem.operands())
+    return None if workspace is None else us * (operands + workspace) / 2**20
+
+
+OBJECTIVES = {
+    "time": Objective("us", lambda problem, us, details: us),
+    "time-workspace": Objective("us MiB", _time_workspace),
+    "energy": Objective("uJ", lambda problem, us, details: details.get("energy_uj")),
+}
+DEFAULT_OBJECTIVES = ("time",)
+
+
+def objective_values(
+    names: Sequence[str], problem: Problem, us: float | None, details: Details
+) -> tuple[float, ...] | None:
+    """Return the values of some objectives.
+
+    Args:
+        names: Names of OBJECTIVES.
+        problem: The problem.
+        us: Time in microseconds, or None if the trial failed.
+        details: The details of the measurement.
+
+    Returns:
+        The values to minimize, or None if the trial failed or one of the quantities was not measured.
+    """
+    if us is None:
+        return None
+    values = [OBJECTIVES[name].value(problem, us, details) for name in names]
+    return tuple(v for v in values if v is not None) if None not in values else None
+
+
+ONLY, TRIALS = "only", "trials"
+"""Details of a final measurement, of a search that the user has limited: the families and the number of configs."""
+RUN_SECONDS = "run_seconds"
+"""Detail of a measurement: the budget of the run within which the trial did not end; absent if the run had none."""
+
+
+@dataclass(frozen=True)
+class TunerOptions:
+    """The limits and choices of a tuning run.
+
+    Attributes:
+        arch: The architecture to tune for.
+        target: The compilation target, such as "sm_90".
+        trials: Number of configs that may be tried for a problem.
+        jobs: Number of compilers that run at the same time.
+        seed: Seed of the search.
+        allow: Names of families.base.PERMISSIONS.
+        only: Names of the families to try; if empty, all apart from those that must be named.
+        sampler: A name of search.SAMPLERS, or "module:Class" for another sampler of Optuna.
+        limit: Largest number of configs in the space of a family and a problem; 0 for no limit.
+        gain: A study rests while it expects no config to improve the best time by this share of it.
+        objectives: Names of tuner.OBJECTIVES; several are minimized together, which finds their Pareto front.
+        vendor: The library whose plans are candidates on a GPU: "cudnn" or "none".
+        inductor: The modes in which Inductor compiles calls of torch's operators; none if it does not.
+        baseline_first: Time torch's operators of all problems before the search, for a training step: that runs a
+            kernel only where it is known to be faster than torch's operator.
+        is_limited: Whether the user has given `trials`.
+    """
+
+    arch: Architecture
+    target: str
+    trials: int
+    jobs: int
+    seed: int = 0
+    allow: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    sampler: str = DEFAULT_SAMPLER
+    limit: int = 0
+    gain: float = 0.01
+    objectives: tuple[str, ...] = DEFAULT_OBJECTIVES
+    vendor: str = cudnn.FAMILY
+    inductor: tuple[str, ...] = ()
+    baseline_first: bool = False
+    is_limited: bool = False
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """Return what the user has limited the search to, as final measurements record it."""
+        only = {ONLY: list(self.only)} if self.only else {}
+        return only | ({TRIALS: self.trials} if self.is_limited else {})
+
 
 CLOSE = 1.1
 """A budget that is no more than this many times longer is no reason to compile a network by Inductor once more."""

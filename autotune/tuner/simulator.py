@@ -1,7 +1,7 @@
 """Replays a trace: runs a search on recorded results, in simulated time, without compiler or device.
 
 Each kernel takes the compile time that was recorded, on a given number of cores. Each device measures one kernel after
-the other, and each problem has its device. The loop is that of a real run (search_loop.py), so that samplers are
+the other, and each problem has its device. The loop is that of a real run (search.py), so that samplers are
 compared under its conditions.
 """
 
@@ -20,7 +20,7 @@ from autotune.families import Kernel
 from autotune.ir import Problem
 from autotune.measure import SLOW_FACTOR
 from autotune.search import MIN_DEPTH, ConfigTrace, Schedule, SpaceStudy, TuneTrace, create_studies, device_places
-from autotune.tuner.search_loop import SearchLoop
+from autotune.tuner.search import SearchLoop
 
 MIN_CONFIGS = 8
 """Configs of a problem that may be tried, however small the share."""
@@ -165,7 +165,7 @@ class _Clock:
 
 
 class _Compilers:
-    """The compilers of a trace; implements search_loop.Compilers."""
+    """The compilers of a trace; implements search.Compilers."""
 
     def __init__(self, clock: _Clock, results: _Results, cores: int) -> None:
         self._clock, self._results, self._cores = clock, results, cores
@@ -210,7 +210,7 @@ class _Compilers:
 
 
 class _Devices:
-    """The devices of a trace; implements search_loop.Devices."""
+    """The devices of a trace; implements search.Devices."""
 
     def __init__(
         self, clock: _Clock, studies: Sequence[SpaceStudy], results: _Results, seed: int, devices: int

@@ -25,10 +25,8 @@ from autotune.search import (
     sampler_choice,
     spread,
 )
-from autotune.tuner.foreign_kernels import ForeignKernels, kernel_of
-from autotune.tuner.kernel_builder import KernelBuilder
-from autotune.tuner.objectives import objective_values
-from autotune.tuner.options import TunerOptions
+from autotune.tuner.kernel_builder import ForeignKernels, KernelBuilder, kernel_of
+from autotune.tuner.request import TunerOptions, objective_values
 from tuning_db import Store, launch_text, ranking
 from tuning_db.schema import Device, KernelRow, Measurement
 
@@ -50,7 +48,7 @@ MAX_OTHER_PROBLEMS = 32
 
 AGAIN = 1.1
 """A later run goes on with the kernels within this factor of the best first launch. It is less than
-other_launches.PROMISING, because the times of finalists are those of the finals by then, which differ from those of the
+kernel_trials.PROMISING, because the times of finalists are those of the finals by then, which differ from those of the
 trials."""
 
 _Ranking = Sequence[tuple[Kernel, float]]

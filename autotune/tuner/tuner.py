@@ -1,8 +1,9 @@
 """The tuning run: build, verify, time and record candidates until the trials or the time run out.
 
-A run has phases (phases.py): the search, the finals and, for a network on a GPU, settling. A phase starts nothing new
-after its deadline. At the deadline of the run even what is under way is given up: compilers and the measuring process
-are ended. Problems are taken in the order of their weights, so a run that ends early has worked where it counts most.
+A run has phases (time_shares.py): the search, the finals and, for a network on a GPU, settling. A phase starts nothing
+new after its deadline. At the deadline of the run even what is under way is given up: compilers and the measuring
+process are ended. Problems are taken in the order of their weights, so a run that ends early has worked where it counts
+most.
 
 Every trial is committed as it ends. A run begins with what the database holds, so an interrupted run continues where it
 was. A compiled kernel serves every problem with its dtype and epilogue, and is timed on those whose study wants it.
@@ -14,25 +15,20 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 
 from autotune.codegen import BuildBatch, StartBatch, toolchain
-from autotune.core import NEVER, Deadline, OutOfTimeError, faults
-from autotune.core.faults import Fault
+from autotune.core import NEVER, Deadline, OutOfTimeError
+from autotune.core.errors import Fault, forget_faults, record_fault
 from autotune.ir import Network, Problem
 from autotune.measure import Worker
 from autotune.search import Space
 from autotune.tuner.finals import Finals
-from autotune.tuner.first_trials import FirstTrials
-from autotune.tuner.foreign_kernels import ForeignKernels
-from autotune.tuner.kernel_builder import KernelBuilder
-from autotune.tuner.layer_weights import LayerWeights
-from autotune.tuner.options import TunerOptions
-from autotune.tuner.phases import FINALS, SEARCH, SETTLING, Phases
+from autotune.tuner.kernel_builder import ForeignKernels, KernelBuilder
 from autotune.tuner.plan import Settling
 from autotune.tuner.progress import Progress
-from autotune.tuner.run_context import RunSetup
-from autotune.tuner.search import Search
-from autotune.tuner.start import started
+from autotune.tuner.request import TunerOptions
+from autotune.tuner.run_context import RunSetup, started
+from autotune.tuner.search import FirstTrials, Search
 from autotune.tuner.study_manager import StudyManager
-from autotune.tuner.time_breakdown import TimeBreakdown
+from autotune.tuner.time_shares import FINALS, SEARCH, SETTLING, LayerWeights, Phases, TimeBreakdown
 from tuning_db import Store
 from tuning_db.schema import Device
 
@@ -125,8 +121,8 @@ class Tuner:
             DatabaseError: The database cannot be read or written.
         """
         toolchain.for_target(self.options.target)  # without a compiler, fail before anything else
-        faults.clear()
-        faults.record(Fault.TUNER_DIED, self.store.remove_abandoned_claims())
+        forget_faults()
+        record_fault(Fault.TUNER_DIED, self.store.remove_abandoned_claims())
         self.progress.total(len(self.problems))
         if not self._setup.workers:
             self._compile_only()

@@ -20,7 +20,7 @@ from torch import nn
 
 from autotune.core import ProblemError, require_one_of
 from autotune.ir import BYTE_PRECISIONS, S8, Layer
-from autotune.libraries.tf32 import full_float32
+from autotune.libraries.aten import full_float32
 from fused_resnet.call import Signature, check_arguments, module_state, positions, take_apart
 from fused_resnet.capture import capture_module
 from fused_resnet.quantization.bias_correction import bias_corrections, has_room

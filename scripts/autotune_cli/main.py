@@ -1,21 +1,25 @@
-"""The `autotune` command: finds the subcommand, runs it, and turns errors into one sentence and an exit code.
+"""The `autotune` command: finds the subcommand, runs it, and turns errors and signals into a sentence and an exit code.
 
 A subcommand is a module in commands/ with `main(arguments)`, which returns the exit code or None for 0. The module of
 the same name in arguments/ has its `add_arguments(parser)` and the docstring that starts its --help. It does not import
 torch, which takes seconds. Only the modules of the chosen subcommand are imported.
+
+Ctrl-C (SIGINT), SIGTERM and SIGHUP each end a command in order, with exit code 128 + their number.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import NoReturn
-
-from autotune_cli import interrupts
 
 COMMANDS = {
     "Tune": {
@@ -35,6 +39,10 @@ COMMANDS = {
 
 NAMES = tuple(name for group in COMMANDS.values() for name in group)
 EXIT_USER_ERROR, EXIT_HANGUP, EXIT_BROKEN_PIPE = 2, 129, 141
+BY_SIGNAL = 128
+"""Exit codes above this one say that a signal has ended a command."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STDOUT, _STDERR = 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,7 +100,7 @@ def run_command(name: str, argv: Sequence[str], program: str) -> int:
         about = (options.__doc__ or "").replace(f"autotune {name} ", f"{program} ")
         arguments = _parsed(program, about, options.add_arguments, argv, started)
         module = importlib.import_module(f"autotune_cli.commands.{_file(name)}")
-        with interrupts.handled_by(interrupts.interrupt):
+        with handled_by(interrupt):
             return int(module.main(arguments) or 0)
 
     return _exit_code(work)
@@ -114,7 +122,7 @@ def run_program(
 
     def work() -> int:
         arguments = _parsed(f"python {_own_path()}", about or "", add_arguments, sys.argv[1:], started)
-        with interrupts.handled_by(interrupts.interrupt):
+        with handled_by(interrupt):
             return int(program(arguments) or 0)
 
     sys.exit(_exit_code(work))
@@ -145,16 +153,16 @@ def _parsed(
 def _exit_code(work: Callable[[], int]) -> int:
     """Return the exit code of some work; errors that the user can correct become one sentence."""
     try:
-        with interrupts.handled_by(interrupts.exit_now):
+        with handled_by(exit_now):
             return work()
     except KeyboardInterrupt as interrupt:
-        code = interrupts.exit_code(interrupt)
-        print(interrupts.sentence(code), file=sys.stderr)
+        code = exit_code(interrupt)
+        print(sentence(code), file=sys.stderr)
         return code
     except BrokenPipeError:
         return EXIT_BROKEN_PIPE
     except Exception as error:
-        if interrupts.is_lost_terminal(error):
+        if is_lost_terminal(error):
             return EXIT_HANGUP
         if (said := _sentence(error)) is None:
             raise
@@ -200,3 +208,73 @@ def _version() -> str:
         return importlib.metadata.version("autotune-cutlass")
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
+
+
+class Interrupted(KeyboardInterrupt):
+    """One of the signals has arrived.
+
+    Args:
+        number: The signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+def exit_code(interrupt: KeyboardInterrupt) -> int:
+    """Return the exit code of a command that a signal has ended."""
+    return BY_SIGNAL + (interrupt.number if isinstance(interrupt, Interrupted) else signal.SIGINT)
+
+
+def sentence(code: int) -> str:
+    """Return what a command with this exit code prints."""
+    number = code - BY_SIGNAL
+    return "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
+
+
+def exit_now(number: int, _: FrameType | None = None) -> NoReturn:
+    """Exit at once: a handler for the time in which modules are imported, where an exception may be swallowed."""
+    replace_lost_terminal()
+    os.write(_STDERR, f"{sentence(BY_SIGNAL + number)}\n".encode())
+    os._exit(BY_SIGNAL + number)
+
+
+def interrupt(number: int, _: FrameType | None = None) -> NoReturn:
+    """Raise Interrupted: a handler for the time in which there are results to save."""
+    replace_lost_terminal()
+    raise Interrupted(number)
+
+
+def is_lost_terminal(error: Exception) -> bool:
+    """Return whether an error is that of output to a terminal that was closed, and discard further output to it.
+
+    Such output may come before the SIGHUP, or instead of it.
+    """
+    return isinstance(error, OSError) and error.errno == errno.EIO and replace_lost_terminal()
+
+
+def replace_lost_terminal() -> bool:
+    """Discard further output to a terminal that was closed, which would fail; return whether there was one."""
+    lost = False
+    for descriptor in (_STDOUT, _STDERR):
+        try:
+            os.write(descriptor, b"")
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+            lost = True
+    return lost
+
+
+@contextmanager
+def handled_by(handler: Callable[[int, FrameType | None], NoReturn]) -> Iterator[None]:
+    """Handle the signals inside, apart from those that the starter of the process ignores, as nohup does."""
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    before = {number: known for number, known in before.items() if known is not signal.SIG_IGN}
+    try:
+        for number in before:
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number, known in before.items():
+            signal.signal(number, known)

@@ -7,6 +7,7 @@ docs/site_hooks.py puts them between the markers of each page when the site is b
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import inspect
 import re
@@ -19,10 +20,10 @@ import sqlalchemy as sa
 
 from autotune.core import ARCHITECTURES
 from autotune.families import PERMISSIONS, AnyFamily, Parameter, Value, families, folder_of
-from autotune.ir import DTYPES, OPERATORS
+from autotune.ir import DTYPES, OPERATORS, Problem
 from autotune.ir.epilogue_steps import STEPS
+from autotune.ir.problem import FieldType, field_types
 from autotune_cli.main import COMMANDS, options_module
-from autotune_cli.problem_usage import usage
 from tuning_db.location import SCHEMA_VERSION
 from tuning_db.schema import Base
 
@@ -45,6 +46,19 @@ def _plain(text: str) -> str:
 
 
 # -- problems.md -------------------------------------------------------------------------------------------------------
+
+
+def usage(operator: type[Problem]) -> str:
+    """Return the syntax of an operator, such as "conv2d n=N h=N ... [stride=1,1] ... dtype=DTYPE [epilogue=none]"."""
+    fields = sorted(dataclasses.fields(operator), key=lambda field: field.name in ("dtype", "epilogue"))
+    types = field_types(operator)
+    return " ".join([operator.operator, *(_word(field, types[field.name]) for field in fields)])
+
+
+def _word(field: dataclasses.Field[object], kind: FieldType) -> str:
+    if field.default is not dataclasses.MISSING:
+        return f"[{field.name}={kind.write(field.default)}]"
+    return f"{field.name}={kind.placeholder}"
 
 
 def _operators() -> str:

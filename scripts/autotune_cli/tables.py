@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from autotune.core.faults import Fault
+from autotune.core.errors import Fault
 from autotune.ir import BYTE_FORMATS, Problem
 from autotune.tuner import (
     OBJECTIVES,

@@ -1,16 +1,32 @@
-"""Reads from the arguments of `autotune tune` what to tune: a network's layers, or single problems."""
+"""Reads from the arguments of `autotune tune` what to tune, and on which machines.
+
+A run tunes a network's layers or single problems, on this machine or on those of a cluster.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from autotune.core import Architecture, ProblemError, UnknownNameError
+import torch
+
+from autotune.codegen import BuildBatch
+from autotune.core import Architecture, AutotuneError, DeviceKind, ProblemError, UnknownNameError
 from autotune.ir import all_forms, dtype_name, parse
-from autotune.tuner import TuneRequest, network_request, step_request
+from autotune.measure import StartChild
+from autotune.tuner import (
+    Machines,
+    MeasuringDevice,
+    TuneRequest,
+    device_groups,
+    local_devices,
+    network_request,
+    step_request,
+)
 from autotune_cli import models
-from autotune_cli.command_line import DEFAULT_MODEL, default_batch
+from autotune_cli.command_line import DEFAULT_MODEL, default_batch, require_gpus
 from autotune_cli.problem_file import read_problems
 from fused_resnet.model_source import PRODUCTS
 from fused_resnet.precisions import TF32
@@ -101,3 +117,41 @@ def _batches(args: argparse.Namespace, default: int) -> list[int]:
 
 def _no_dtype(arch: Architecture, dtype: str, *others: str) -> str:
     return f"{arch.name} has no kernels in {dtype}: choose {' or '.join(others)}"
+
+
+@contextmanager
+def machines(args: argparse.Namespace) -> Iterator[Machines]:
+    """Find the compilers and devices that the arguments name; the exit leaves the cluster.
+
+    Args:
+        args: The arguments, with those of `add_machines`, --arch and --jobs.
+
+    Raises:
+        AutotuneError: A device does not exist, or the cluster cannot be used.
+    """
+    if not args.cluster:
+        yield Machines.of_this(args.arch, _here(args.devices), args.jobs)
+        return
+    from autotune.cluster import connected
+
+    with connected(args.cluster) as cluster:
+        kinds = cluster.devices()
+        if kinds and args.devices:
+            raise AutotuneError("--devices and --cluster exclude each other: workers of the cluster measure")
+        devices = [_remote(kind, cluster.child(place)) for place, kind in enumerate(kinds)]
+        groups = device_groups(args.arch, devices or local_devices(_here(args.devices)))
+        for group in groups:
+            cluster.require_versions(group.target.target)
+        start_batch = cluster.start_batch if cluster.compilers else BuildBatch
+        yield Machines(groups, cluster.compilers or args.jobs, start_batch, are_here=not kinds)
+
+
+def _remote(kind: DeviceKind, child: StartChild) -> MeasuringDevice:
+    return MeasuringDevice(kind, "cuda:0" if kind.capability else "cpu", child)  # each worker sees one GPU
+
+
+def _here(numbers: Sequence[int] | None) -> list[str]:
+    """Return the GPUs with these numbers; the first GPU, or the CPU, where none are given."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    require_gpus(numbers or (), count)
+    return [f"cuda:{number}" for number in numbers or range(min(1, count))] or ["cpu"]

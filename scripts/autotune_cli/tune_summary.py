@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from autotune.core import faults
+from autotune.core.errors import fault_counts
 from autotune.families import serving
 from autotune.ir import BYTE_FORMATS, BYTE_PRECISIONS, WHOLE, Problem
 from autotune.ir.operators import TorchCall
@@ -150,7 +150,7 @@ def show_skipped(console: Console, tuner: Tuner) -> None:
 
 def show_faults(console: Console) -> None:
     """Print the faults that the run has survived, if there were any."""
-    if found := faults.counts():
+    if found := fault_counts():
         console.print(survived(found))
 
 

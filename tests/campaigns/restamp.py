@@ -32,7 +32,7 @@ from rich.table import Table
 
 from autotune.codegen import rendering
 from autotune.codegen.build_queue import build
-from autotune.codegen.ninja_build import CUDA_COMPILER
+from autotune.codegen.translation_units import CUDA_COMPILER
 from autotune.core import AutotuneError
 from autotune.families import Kernel, families
 from autotune.tuner import kernel_of

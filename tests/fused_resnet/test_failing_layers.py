@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.ir.problem.images import as_nchw
+from autotune.ir.problem.base import as_nchw
 from fused_resnet import FusedResNet
 from tuning_db import Store
 

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from tuning_db import Store
 from tuning_db.schema import Base
-from tuning_db.trust import row_digests
+from tuning_db.trust import digests
 
 LIBRARY = {"kind": "device_image", "target": "sm_90", "flags": "-O3", "cutlass": "4", "abi_version": 1}
 CONV = "conv2d n={n} h=4 w=4 c=8 k=8 r=1 s=1 stride=1,1 pad=0,0 dilation=1,1 groups=1 dtype=f32 epilogue=none"
@@ -81,7 +81,7 @@ def renew_digests(path: Path) -> None:
         for name in ("device", "problem", "library", "kernel", "measurement", "plan"):
             columns = [column for column in Base.metadata.tables[name].c if column.name != "blob"]
             tables[name] = [dict(row) for row in session.execute(sa.select(*columns)).mappings()]
-        row_digests.fill(store.name, tables)
+        digests.fill(store.name, tables)
         for name in ("kernel", "measurement", "plan"):
             table = Base.metadata.tables[name]
             for row in tables[name]:

@@ -23,7 +23,7 @@ from autotune.codegen import rendering
 from autotune.core import paths
 from autotune.families import Kernel, Launch, family
 from autotune.ir import DTYPES, Problem, abi, pack_weight
-from autotune.measure.special_values import SpecialValues
+from autotune.measure.expected_results import SpecialValues
 
 FLAGS = ["-std=c++20", "-O1", "-fno-strict-aliasing", "-fPIC", "-w"]
 

@@ -21,8 +21,8 @@ from autotune.core import ProblemError
 from autotune.ir import DTYPES, Epilogue, Problem
 from autotune.ir.operators import GATE_ACTIVATIONS, HIDDEN_ACTIVATIONS, Conv2dSkip, Piece
 from autotune.ir.operators.upsample import MODES
+from autotune.ir.problem.base import output_extent
 from autotune.ir.problem.fields import DtypeName, NonNegative, NonNegativePair, Pair
-from autotune.ir.problem.window import output_extent
 
 _RARELY_VALID = [HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 

@@ -35,7 +35,7 @@ DUPLICATES = """
 
 def tune(path: str, trials: int) -> None:
     """The tuner: says how many candidates it has recorded, each time that it has."""
-    from autotune.core.arch import architecture, cpu_targets
+    from autotune.core.device import architecture, cpu_targets
     from autotune.ir.problem import parse
     from autotune.measure.worker_client import Worker
     from autotune.tuner import Progress, Tuner, TunerOptions

@@ -1,11 +1,10 @@
-"""Reads the machine code of a kernel from a CUDA device image; autotune/codegen/cubin.py describes the format."""
+"""Reads the machine code of a kernel from a CUDA device image; kernel_resources.py describes the format."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autotune.codegen.cubin import Cubin
-from autotune.codegen.kernel_resources import image_resources
+from autotune.codegen.kernel_resources import Cubin, image_resources
 
 INSTRUCTION_BYTES = 16
 """Bytes of an instruction since sm_70."""

@@ -14,7 +14,8 @@ from kill_tuner import tuner
 from processes import HANG
 from repository import ROOT
 
-from tuning_db import DatabaseError, Store, open_reader, postgres_backend, process_id
+from tuning_db import DatabaseError, Store, open_reader, postgres_backend
+from tuning_db import store as store_module
 from tuning_db.share import json_export
 
 
@@ -159,21 +160,21 @@ def test_a_trial_is_one_processs_until_it_is_recorded_or_the_process_ends(where)
 def test_another_machines_claim_ends_with_its_lease(where, monkeypatch):
     with Store.create(where) as store:
         device, problem, kernel = one(store)
-        monkeypatch.setattr(process_id, "_machine", lambda: "another/1")
+        monkeypatch.setattr(store_module, "_machine", lambda: "another/1")
         with Store.create(where) as there:
             assert there.claim(device, problem, kernel, [{}]) == [{}]
             monkeypatch.undo()
             assert store.claim(device, problem, kernel, [{}]) is None
             now = time.time()
             assert store.remove_abandoned_claims() == 0
-            monkeypatch.setattr(time, "time", lambda: now + process_id.LEASE + 1)
+            monkeypatch.setattr(time, "time", lambda: now + store_module.LEASE + 1)
             assert store.claim(device, problem, kernel, [{}]) == [{}]
 
 
 def test_claims_of_dead_processes_are_counted_once(where, monkeypatch):
     with Store.create(where) as store:
         device, problem, kernel = one(store)
-        monkeypatch.setattr(process_id, "own_id", lambda: f"{process_id._machine()} 1 another-start")
+        monkeypatch.setattr(store_module, "own_id", lambda: f"{store_module._machine()} 1 another-start")
         assert store.claim(device, problem, kernel, [{}]) == [{}]
         monkeypatch.undo()
         assert (store.remove_abandoned_claims(), store.remove_abandoned_claims()) == (1, 0)

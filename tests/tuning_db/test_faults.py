@@ -16,7 +16,8 @@ from kill_tuner import check, kill, trial_rows, tuner
 from processes import HANG
 from repository import ROOT
 
-from tuning_db import DatabaseError, Store, file_lock, process_id
+from tuning_db import DatabaseError, Store, location
+from tuning_db.store import is_alive, own_id
 
 NOBODY = 65534
 
@@ -192,7 +193,7 @@ def test_a_folder_in_which_nothing_can_be_made(public):
 
 def test_a_file_that_stays_locked(tmp_path, monkeypatch):
     path = tmp_path / "tuning.db"
-    monkeypatch.setattr(file_lock, "LOCK_SECONDS", 0.3)
+    monkeypatch.setattr(location, "LOCK_SECONDS", 0.3)
     with Store.create(path) as store:
         store.put_problem(CONV.format(n=1))
         with closing(sqlite3.connect(path, isolation_level=None)) as holder:
@@ -206,8 +207,8 @@ def test_a_file_that_stays_locked(tmp_path, monkeypatch):
 
 WAIT = """
 import sys
-from tuning_db import DatabaseError, Store, file_lock, open_reader
-file_lock.LOCK_SECONDS, file_lock.NOTICE_SECONDS = 1.5, 0.2
+from tuning_db import DatabaseError, Store, location, open_reader
+location.LOCK_SECONDS, location.NOTICE_SECONDS = 1.5, 0.2
 for opened in (open_reader, Store.open, Store.create):
     try:
         opened(sys.argv[1])
@@ -233,8 +234,8 @@ def test_a_process_that_waits_says_at_once_for_whom(tmp_path):
 
 
 def test_a_wait_for_a_connection_of_the_same_process_is_told(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(file_lock, "NOTICE_SECONDS", 0.1)
-    monkeypatch.setattr(file_lock, "LOCK_SECONDS", 0.3)
+    monkeypatch.setattr(location, "NOTICE_SECONDS", 0.1)
+    monkeypatch.setattr(location, "LOCK_SECONDS", 0.3)
     with Store.create(tmp_path / "tuning.db") as store, Store.create(tmp_path / "tuning.db") as other:
         with store.writing(), pytest.raises(DatabaseError, match="database is locked"):
             other.put_problem(CONV.format(n=1))
@@ -258,9 +259,9 @@ def test_a_clock_that_jumps_changes_no_order_and_no_claim(tmp_path, monkeypatch,
             monkeypatch.setattr(time, "gmtime", lambda now=now, of=time.gmtime: of(now + jump))
             monkeypatch.setattr(time, "time", lambda now=now: now + jump)
         assert store.plan(device, "n").id == plan.id
-        assert process_id.is_alive(process_id.own_id(), 0.0) and store.claim(device, problem.text, kernel, [{}]) == [{}]
+        assert is_alive(own_id(), 0.0) and store.claim(device, problem.text, kernel, [{}]) == [{}]
         gone = subprocess.run(
-            [sys.executable, "-c", "from tuning_db import process_id; print(process_id.own_id())"],
+            [sys.executable, "-c", "from tuning_db.store import own_id; print(own_id())"],
             cwd=ROOT, capture_output=True, text=True, check=True,
         ).stdout.strip()  # fmt: skip
-        assert not process_id.is_alive(gone, time.time())
+        assert not is_alive(gone, time.time())

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tuning_db.launch import launch_text
 from tuning_db.schema import Measurement
 from tuning_db.share.snapshot import TABLES, Snapshot, comparable_rows
 from tuning_db.store import Store
+from tuning_db.trust.digests import launch_text
 
 
 @dataclass(frozen=True)

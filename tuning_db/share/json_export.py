@@ -13,14 +13,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuning_db.blob import decompress
 from tuning_db.errors import DatabaseError
 from tuning_db.location import SCHEMA_VERSION
 from tuning_db.schema import Base
 from tuning_db.share.merge import Outcome, merge_into
 from tuning_db.share.snapshot import TABLES, Row, Snapshot, read
 from tuning_db.store import Store
-from tuning_db.trust import row_digests
+from tuning_db.trust import digests
+from tuning_db.trust.digests import decompress
 
 FORMAT = "autotune tuning database"
 
@@ -65,7 +65,7 @@ def import_(path: Path, store: Store) -> Outcome:
         for table, rows in snapshot.items():
             if len({row["id"] for row in rows}) < len(rows):
                 raise ValueError(f"two rows of '{table}' have the same id")
-        row_digests.fill(str(path), snapshot)
+        digests.fill(str(path), snapshot)
         return merge_into(store, snapshot)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DatabaseError(f"{path} is damaged: {type(error).__name__} {error}; nothing was imported") from error

@@ -13,15 +13,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tuning_db.blob import recompress
 from tuning_db.errors import DatabaseError
-from tuning_db.launch import launch_text
 from tuning_db.location import Location
 from tuning_db.ranking import ranked
 from tuning_db.schema import Measurement
 from tuning_db.share.merge import Outcome, merge_into
 from tuning_db.share.snapshot import TABLES, Snapshot, read
 from tuning_db.store import Store
+from tuning_db.trust.digests import launch_text, recompress
 
 KEPT = 3
 """Candidates kept for each problem and device: if another batch size refuses the first, the next one is used."""

@@ -7,7 +7,7 @@ the one that it wrote before. Of the newest plans of both databases this one bec
 - otherwise the faster one.
 
 A plan that both had after the last pass and that one of them has replaced since is removed from the other.
-Plans are recognised by their digests, which cover all that running reads of them (trust/row_digests.py).
+Plans are recognised by their digests, which cover all that running reads of them (trust/digests.py).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from tuning_db.schema import Base
 from tuning_db.store import Store
-from tuning_db.trust import row_digests
+from tuning_db.trust import digests
 
 Row = dict[str, Any]
 Snapshot = dict[str, list[Row]]
@@ -63,7 +63,7 @@ def read(store: Store, known: Collection[str] = ()) -> Snapshot:
                 rows = _with_blobs(session, rows, known)
             new_ids[name] = {row["id"]: i for i, row in enumerate(rows, 1)}
             snapshot[name] = [with_new_ids(name, row, lambda other, old: new_ids[other][old]) for row in rows]
-    row_digests.fill(store.name, snapshot)
+    digests.fill(store.name, snapshot)
     return snapshot
 
 

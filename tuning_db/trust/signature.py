@@ -1,11 +1,17 @@
-"""Signatures of databases: Ed25519 over all that running reads.
+"""Trust in a database: who can have written its file, and who has signed its content.
 
-The signed text is a JSON list in ASCII without spaces:
+A shared library is native code with the rights of the process that loads it. It is loaded from a database that a
+trusted key has signed, and from one that only this user and root can have written: the file, the files that SQLite
+keeps beside it and all folders above belong to one of the two, and no other user may write them. A folder with the
+sticky bit, such as /tmp, may be written by others, because they cannot replace this user's files in it. The members of
+a group that may write are trusted. Device images, which run on a GPU only, are loaded in any case.
+
+A signature is Ed25519 over all that running reads. The signed text is a JSON list in ASCII without spaces:
 
     ["autotune tuning database 1", DEVICES, PROBLEMS, KERNELS, MEASUREMENTS, PLANS]
 
 DEVICES has [name, target, flops_per_us, bytes_per_us] for each device, PROBLEMS the texts of the problems, and the
-others the digests of rows (row_digests.py), which cover the digests of the binaries. All are sorted, except that plans
+others the digests of rows (digests.py), which cover the digests of the binaries. All are sorted, except that plans
 are in the order in which they were added, because the newest plan of a network is used. So the text depends on the
 content alone, not on row ids, pages or packing. Each row is compared with the signed digests when it is read.
 
@@ -18,6 +24,7 @@ import base64
 import binascii
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,6 +35,57 @@ from tuning_db.errors import DatabaseError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+ALLOW = "AUTOTUNE_ALLOW_UNSIGNED"
+"""Environment variable: 1 allows native code from databases of other users that no trusted key has signed."""
+
+NATIVE = "shared_library"
+"""Kind of the binaries that run on the host."""
+
+_BESIDE = ("", "-wal", "-shm", "-journal")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The origin of an open database.
+
+    Attributes:
+        name: Name of the database, for messages.
+        others: The reason why another user can have written it; None without one.
+    """
+
+    name: str
+    others: str | None = None
+
+    @classmethod
+    def of(cls, path: Path, name: str) -> Origin:
+        """Return the origin of a file. Call it when the file is open: it cannot be replaced by another one then."""
+        return cls(name, next(_reasons(path.resolve()), None))
+
+    def require_trust(self, kind: str) -> None:
+        """Raise DatabaseError for native code that another user can have written, unless ALLOW is set."""
+        if kind == NATIVE and self.others and os.environ.get(ALLOW) != "1":
+            raise DatabaseError(
+                f"{self.name} holds native code that would run with your rights, and {self.others}: if you trust its "
+                f"origin, give the key that signed it as trusted_keys, copy the file to a folder of your own, or set "
+                f"{ALLOW}=1"
+            )
+
+
+def _reasons(path: Path) -> Iterator[str]:
+    """Yield the reasons why other users can have written a file, whose path has no symbolic links."""
+    places = [path.with_name(f"{path.name}{suffix}") for suffix in _BESIDE]
+    for place in (*places, *path.parents):
+        try:
+            status = place.lstat()
+        except FileNotFoundError:
+            continue  # a file beside the database that is not there
+        what = "the folder" if stat.S_ISDIR(status.st_mode) else "the file"
+        if status.st_uid not in (os.getuid(), 0):
+            yield f"{what} {place} belongs to another user (uid {status.st_uid})"
+        elif status.st_mode & stat.S_IWOTH and not (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX):
+            yield f"{what} {place} may be written by every user"
+
 
 TRUSTED = "AUTOTUNE_TRUSTED_KEYS"
 """Environment variable: the keys to trust where a program names none, separated by colons (os.pathsep)."""

@@ -9,10 +9,9 @@ from math import ceil
 from typing import TypeVar
 
 from autotune.core import Architecture
-from autotune.families.base import Config, Parameter
+from autotune.families.base import Config, Parameter, Rules
 from autotune.families.cpu.common import WITH_BYTES, CpuFamily
 from autotune.families.cpu.tiles import LoopExtents, TileFamily, require_registers, vectors
-from autotune.families.rules import Rules
 from autotune.ir import Epilogue
 from autotune.ir.operators import Conv2d, Conv2dDgrad, Conv2dGradientSums, Conv2dStatistics, Conv2dWgrad, Gemm
 

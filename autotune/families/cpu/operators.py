@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from autotune.core import Architecture
-from autotune.families.base import CHANNELS_LAST, Config, Launch, Parameter
+from autotune.families.base import CHANNELS_LAST, Config, Launch, Parameter, Rules, require
 from autotune.families.cpu.common import BLOCK_C, THREADS, WITH_BYTES, ChannelsFamily, CpuFamily
-from autotune.families.rules import Rules, require
 from autotune.families.shared_rules import ACT, GATE, LINEAR, RESULT, ActivationsFamily, CastFamily, UpsampleFamily
 from autotune.ir.operators import (
     AdaptiveAvgPool2d,

@@ -9,9 +9,8 @@ from math import ceil
 from typing import TypeVar
 
 from autotune.core import Architecture
-from autotune.families.base import Config, Launch, Parameter
+from autotune.families.base import Config, Launch, Parameter, Rules, require
 from autotune.families.cpu.common import THREADS, CpuFamily, vector_registers
-from autotune.families.rules import Rules, require
 from autotune.ir import Epilogue, Problem
 
 P = TypeVar("P", bound=Problem)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autotune.core import Architecture
-from autotune.families.base import Config, Parameter
+from autotune.families.base import Config, Parameter, Rules, require
 from autotune.families.cuda.common import CudaFamily
 from autotune.families.cuda.rules import require_access, require_whole_vectors
-from autotune.families.rules import Rules, require
 from autotune.ir import Epilogue
 from autotune.ir.operators import LayerNorm, Softmax
 

@@ -10,11 +10,10 @@ from typing import TypeVar
 
 from autotune.core import Architecture, cuda_architectures
 from autotune.families import se_gate
-from autotune.families.base import Config, Launch, Parameter, Value
+from autotune.families.base import Config, Launch, Parameter, Rules, Value, require, require_no_overflow
 from autotune.families.cuda.common import CudaFamily
 from autotune.families.cuda.rules import require_registers
 from autotune.families.cutlass2.tile import require_addressable
-from autotune.families.rules import Rules, require, require_no_overflow
 from autotune.ir import DTYPES, Epilogue, Problem
 from autotune.ir.operators import Conv2d, Conv2dFoldedSe, Conv2dSe
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from autotune.core import Architecture
-from autotune.families.base import Config, Parameter
+from autotune.families.base import Config, Parameter, Rules, require
 from autotune.families.cuda.common import CudaFamily
 from autotune.families.cuda.rules import require_access, require_whole_vectors
-from autotune.families.rules import Rules, require
 from autotune.ir import Epilogue
 from autotune.ir.operators import DepthToSpace
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from math import ceil
 
 from autotune.core import Architecture
-from autotune.families.base import Config, ConfigNumbers, Parameter
+from autotune.families.base import Config, ConfigNumbers, Parameter, Rules, require
 from autotune.families.cuda import known_window
 from autotune.families.cuda.rules import require_access
-from autotune.families.rules import Rules, require
 from autotune.ir import DTYPES, Epilogue
 from autotune.ir.operators import Conv2d
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from autotune.core import Architecture
-from autotune.families.base import Config, Parameter
+from autotune.families.base import Config, Parameter, Rules
 from autotune.families.cuda.common import WITH_BYTES, CudaFamily
 from autotune.families.cuda.rules import require_access, require_whole_vectors
-from autotune.families.rules import Rules
 from autotune.families.shared_rules import RESULT, CastFamily
 from autotune.ir import BYTE_FORMATS, Epilogue
 from autotune.ir.operators import Cast, Elementwise

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from math import ceil
 
 from autotune.core import Architecture
-from autotune.families.base import Config, ConfigNumbers, Launch, Parameter, Value
+from autotune.families.base import Config, ConfigNumbers, Launch, Parameter, Rules, Value, require
 from autotune.families.cuda.common import TensorCoreFamily
 from autotune.families.cuda.rules import require_shared
-from autotune.families.rules import Rules, require
 from autotune.ir import DTYPES, Epilogue
 from autotune.ir.operators import ExpandDepthwise
 

@@ -13,10 +13,9 @@ from math import ceil
 from typing import TypeVar
 
 from autotune.core import Architecture
-from autotune.families.base import Config, Launch, Parameter, Value
+from autotune.families.base import Config, Launch, Parameter, Rules, Value, require
 from autotune.families.cuda.common import TensorCoreFamily
 from autotune.families.cuda.rules import resident_rules
-from autotune.families.rules import Rules, require
 from autotune.ir import Epilogue
 from autotune.ir.operators import Conv2d, Conv2dWgrad, FirstLayers
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from autotune.core import Architecture
 from autotune.families import se_gate
-from autotune.families.base import Config, Parameter, Value
+from autotune.families.base import Config, Parameter, Rules, Value, require
 from autotune.families.cuda.conv2d import MmaConvFamily
-from autotune.families.rules import Rules, require
 from autotune.ir import Epilogue
 from autotune.ir.operators import Conv2dFoldedSe
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from autotune.core import Architecture, ceil_div
-from autotune.families.base import Config, Launch, Parameter
+from autotune.families.base import Config, Launch, Parameter, Rules
 from autotune.families.cuda.common import CudaFamily
 from autotune.families.cuda.rules import require_access, require_whole_vectors
-from autotune.families.rules import Rules
 from autotune.ir import DTYPES, Epilogue
 from autotune.ir.operators import GroupNorm
 

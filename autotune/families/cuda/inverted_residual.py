@@ -8,10 +8,9 @@ from functools import cache
 from itertools import product
 
 from autotune.core import Architecture, ceil_div, round_up
-from autotune.families.base import Config, ConfigNumbers, Parameter, Value
+from autotune.families.base import Config, ConfigNumbers, Parameter, Rules, Value, require
 from autotune.families.cuda.common import TensorCoreFamily
 from autotune.families.cuda.rules import require_shared
-from autotune.families.rules import Rules, require
 from autotune.ir import DTYPES, Epilogue
 from autotune.ir.operators import InvertedResidual
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import TypeVar
 
 from autotune.core import Architecture
-from autotune.families.base import Config, Parameter
+from autotune.families.base import Config, Parameter, Rules, require
 from autotune.families.cuda.common import CudaFamily
 from autotune.families.cuda.rules import require_whole_vectors, require_window
-from autotune.families.rules import Rules, require
 from autotune.ir import Epilogue
 from autotune.ir.operators import Conv2d, Pool2d
 

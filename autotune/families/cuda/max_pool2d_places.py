@@ -6,10 +6,9 @@ from math import ceil
 from typing import TypeVar
 
 from autotune.core import Architecture, ceil_div
-from autotune.families.base import Config, Parameter
+from autotune.families.base import Config, Parameter, Rules, require
 from autotune.families.cuda import known_window
 from autotune.families.cuda.rules import require_access
-from autotune.families.rules import Rules, require
 from autotune.ir import DTYPES, Epilogue
 from autotune.ir.operators import MaxPool2dPlaces, MaxPool2dPlacesGradient
 

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotune.core import Architecture, ceil_div
-from autotune.families.base import Config, Launch, Parameter, Value
+from autotune.families.base import Config, Launch, Parameter, Rules, Value, require
 from autotune.families.cuda import few_channels
 from autotune.families.cuda.common import TensorCoreFamily
 from autotune.families.cuda.rules import require_registers, resident_rules
-from autotune.families.rules import Rules, require
 from autotune.ir import Epilogue
 from autotune.ir.operators import Conv2dWgrad
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from autotune.core import Architecture, ceil_div
-from autotune.families.base import CHANNELS_LAST, Config, Launch, Parameter, Value
+from autotune.families.base import CHANNELS_LAST, Config, Launch, Parameter, Rules, Value, require
 from autotune.families.cuda.common import TensorCoreFamily
-from autotune.families.rules import Rules, require
 from autotune.ir import Epilogue
 from autotune.ir.operators import PatchConv2d
 

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from autotune.core import Architecture, ceil_div
-from autotune.families.base import Config, Launch, Parameter
+from autotune.families.base import Config, Launch, Parameter, Rules, require
 from autotune.families.cuda.common import CudaFamily
 from autotune.families.cuda.rules import require_access, require_whole_vectors
-from autotune.families.rules import Rules, require
 from autotune.ir import DTYPES, Epilogue
 from autotune.ir.operators import BatchNormGradient, BatchNormGradientSums, BatchNormStatistics
-from autotune.ir.problem.images import Images
+from autotune.ir.problem.base import Images
 
 P = TypeVar("P", bound=Images)
 

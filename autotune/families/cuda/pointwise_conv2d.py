@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from math import ceil
 
 from autotune.core import Architecture
-from autotune.families.base import Config, ConfigNumbers, Launch, Parameter, Value
+from autotune.families.base import Config, ConfigNumbers, Launch, Parameter, Rules, Value, require
 from autotune.families.cuda.common import TensorCoreFamily
 from autotune.families.cutlass2.gemm import gemm_sizes, require_product
 from autotune.families.cutlass2.tile import require_addressable
-from autotune.families.rules import Rules, require
 from autotune.ir import Epilogue
 from autotune.ir.operators import Conv2d, Gemm
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.core import Architecture
-from autotune.families.rules import Rules, require
+from autotune.families.base import Rules, require
 from autotune.ir import DTYPES
 from autotune.ir.operators import Conv2d, Pool2d
 

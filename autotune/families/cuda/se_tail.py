@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TypeVar
 
 from autotune.core import Architecture
-from autotune.families.base import Config, Launch, Parameter
+from autotune.families.base import Config, Launch, Parameter, Rules, require
 from autotune.families.cuda.common import CudaFamily
-from autotune.families.rules import Rules, require
 from autotune.ir import DTYPES, Epilogue
 from autotune.ir.operators import SeGates, SeTail, SqueezeExcite
 

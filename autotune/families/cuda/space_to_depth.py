@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from autotune.core import Architecture
-from autotune.families.base import CHANNELS_LAST, Config, Launch, Parameter
+from autotune.families.base import CHANNELS_LAST, Config, Launch, Parameter, Rules, require
 from autotune.families.cuda.common import CudaFamily
-from autotune.families.rules import Rules, require
 from autotune.ir import DTYPES
 from autotune.ir.operators import SpaceToDepth
 

@@ -7,9 +7,8 @@ from math import ceil
 from typing import TypeVar
 
 from autotune.core import Architecture
-from autotune.families.base import Config, Launch, Parameter
+from autotune.families.base import Config, Launch, Parameter, Rules, require
 from autotune.families.cuda.se_tail import VECTOR, GatedFamily
-from autotune.families.rules import Rules, require
 from autotune.families.shared_rules import ACT, GATE, ActivationsFamily
 from autotune.ir import DTYPES, Epilogue
 from autotune.ir.operators import SeGates, SqueezeExcite

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from autotune.core import Architecture
-from autotune.families.base import Config, Parameter, Value
+from autotune.families.base import Config, Parameter, Rules, Value, require
 from autotune.families.cuda.few_channels import FewChannelsFamily, parameters, widest_access, window_rules
-from autotune.families.rules import Rules, require
 from autotune.ir import BYTE_FORMATS, Epilogue
 from autotune.ir.operators import Conv2d, FirstLayers, Stem, StemCast
 

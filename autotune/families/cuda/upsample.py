@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 from autotune.core import Architecture
-from autotune.families.base import Config, Launch, Parameter
+from autotune.families.base import Config, Launch, Parameter, Rules, require
 from autotune.families.cuda.common import CudaFamily
 from autotune.families.cuda.rules import require_access
-from autotune.families.rules import Rules, require
 from autotune.families.shared_rules import LINEAR, UpsampleFamily
 from autotune.ir import Epilogue
 from autotune.ir.operators import Upsample

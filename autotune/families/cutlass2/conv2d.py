@@ -19,7 +19,7 @@ from cutlass_library.library import (
 )
 
 from autotune.core import Architecture, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
+from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Rules, Value, first_unmet, require
 from autotune.families.cutlass2 import tile as tiles
 from autotune.families.cutlass2 import tile_rules
 from autotune.families.cutlass2.conv2d_cost import cost, launches
@@ -33,7 +33,6 @@ from autotune.families.cutlass2.conv2d_rules import (
     vector_rules,
 )
 from autotune.families.cutlass2.tile import ThreadblockTile, tile_of
-from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import Epilogue
 from autotune.ir.operators import Conv2d, Gemm
 

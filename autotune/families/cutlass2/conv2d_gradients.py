@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autotune.core import Architecture, ceil_div
-from autotune.families.base import Config, Parameter, Value
+from autotune.families.base import Config, Parameter, Rules, Value, require
 from autotune.families.cutlass2.streamk import (
     ALIGNMENTS,
     StreamKFamily,
@@ -15,7 +15,6 @@ from autotune.families.cutlass2.streamk import (
     widest_access,
 )
 from autotune.families.cutlass2.tile import ThreadblockTile, require_addressable
-from autotune.families.rules import Rules, require
 from autotune.ir.operators import Conv2dDgrad, Conv2dWgrad
 
 _ALIGNMENT = Parameter("alignment", ALIGNMENTS, "channels of an access: the most that c and k allow")

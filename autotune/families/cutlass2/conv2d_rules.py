@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from autotune.core import Architecture
-from autotune.families.base import Config
+from autotune.families.base import Config, Rules, require, require_no_overflow
 from autotune.families.cutlass2.tile import BITS, ThreadblockTile, require_addressable, tile_of
 from autotune.families.cutlass2.tile_rules import why_illegal
-from autotune.families.rules import Rules, require, require_no_overflow
 from autotune.ir.operators import Conv2d, Gemm
 
 FLAT = ("fixed_channels", "few_channels")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autotune.families.base import Config, Parameter, Value
+from autotune.families.base import Config, Parameter, Rules, Value, require
 from autotune.families.cutlass2.streamk import (
     ALIGNMENTS,
     StreamKFamily,
@@ -14,7 +14,6 @@ from autotune.families.cutlass2.streamk import (
     widest_access,
 )
 from autotune.families.cutlass2.tile import ThreadblockTile, require_addressable
-from autotune.families.rules import Rules, require
 from autotune.ir.operators import Conv2d, Gemm
 
 

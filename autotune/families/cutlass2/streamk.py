@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from autotune.core import Architecture, ceil_div, cuda_architectures
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
+from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Rules, Value
 from autotune.families.cutlass2 import tile as tiles
 from autotune.families.cutlass2.tile import ThreadblockTile
 from autotune.families.cutlass2.tile_rules import why_illegal as why_tile_illegal
-from autotune.families.rules import Rules
 from autotune.ir import Epilogue, Problem
 
 P = TypeVar("P", bound=Problem)

@@ -13,8 +13,7 @@ from operator import itemgetter
 from cutlass_library.library import DataType, DataTypeTag
 
 from autotune.core import Architecture
-from autotune.families.base import Config
-from autotune.families.rules import require
+from autotune.families.base import Config, require
 from autotune.ir import Problem
 
 Extents = tuple[int, int, int]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import cache
 
 from autotune.core import Architecture
+from autotune.families.base import Rules, first_unmet, require
 from autotune.families.cutlass2.tile import (
     ACCESS_BITS,
     BITS,
@@ -16,7 +17,6 @@ from autotune.families.cutlass2.tile import (
     dtypes_of,
     generation_of,
 )
-from autotune.families.rules import Rules, first_unmet, require
 
 _STORE_BITS = 2048  # that the threads of a warp store of one row at a time, if the row is as long
 

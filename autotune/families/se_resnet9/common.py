@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from autotune.core import Architecture
-from autotune.families.base import CHANNELS_LAST, Config, Family, Launch, Parameter, Value
-from autotune.families.rules import Rules, require
+from autotune.families.base import CHANNELS_LAST, Config, Family, Launch, Parameter, Rules, Value, require
 from autotune.ir import Epilogue, Problem
 from autotune.ir.operators import SeBlock, StemBlock, StemSeBlock
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from autotune.core import Architecture, ceil_div
-from autotune.families.base import Config, Launch, Parameter, Value
-from autotune.families.rules import Rules, require
+from autotune.families.base import Config, Launch, Parameter, Rules, Value, require
 from autotune.families.sm90.conv2d import Conv2dFamily
 from autotune.families.sm90.conv2d_loads import merges
 from autotune.families.sm90.conv2d_shape import Conv2dShape

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from autotune.core import Architecture
-from autotune.families.base import DEVICE_IMAGE, Config, Family
-from autotune.families.rules import Rules, require
+from autotune.families.base import DEVICE_IMAGE, Config, Family, Rules, require
 from autotune.ir import MAP_ELEMENTS, Problem
 from autotune.ir.operators import Convolution
 

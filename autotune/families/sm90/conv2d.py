@@ -7,8 +7,7 @@ from typing import TypeVar
 
 from autotune.core import Architecture, ceil_div
 from autotune.families import se_gate
-from autotune.families.base import Config, Launch, Parameter, Value
-from autotune.families.rules import Rules, require, require_no_overflow
+from autotune.families.base import Config, Launch, Parameter, Rules, Value, require, require_no_overflow
 from autotune.families.sm90.common import MAX_CLUSTER, HopperFamily, im2col_rules
 from autotune.families.sm90.conv2d_launches import LAUNCH_PARAMETERS, columns_fit, steps_fit, timed_launches
 from autotune.families.sm90.conv2d_loads import (

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from autotune.core import Architecture, ceil_div
-from autotune.families.base import Config, Launch, Parameter, Value
-from autotune.families.rules import Rules, require
+from autotune.families.base import Config, Launch, Parameter, Rules, Value, require
 from autotune.families.sm90.common import LOADED_BYTES_A_CYCLE, HopperFamily
 from autotune.ir import Epilogue
 from autotune.ir.operators import Conv2dWgrad

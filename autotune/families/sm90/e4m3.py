@@ -1,6 +1,6 @@
 """Families of sm90 for e4m3: the same kernels with float32 sums, and one parameter more.
 
-A tensor core rounds sums of e4m3 products to about 14 bits (ir/byte_sums.py). `promote` says how often float32
+A tensor core rounds sums of e4m3 products to about 14 bits (ir/reference.py). `promote` says how often float32
 registers take them over, which costs time and twice the registers. They are families of their own because a parameter
 of the others would be one of all kernels that databases hold.
 """
@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from autotune.core import Architecture
-from autotune.families.base import Config, Parameter
-from autotune.families.rules import Rules, require
+from autotune.families.base import Config, Parameter, Rules, require
 from autotune.families.sm90.common import HopperFamily
 from autotune.families.sm90.conv2d import Conv2dFamily
 from autotune.families.sm90.conv2d_skip import Sm90Conv2dSkip

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from autotune.core import Architecture
 from autotune.families import se_gate
-from autotune.families.base import Config, Parameter, Value
-from autotune.families.rules import Rules, require
+from autotune.families.base import Config, Parameter, Rules, Value, require
 from autotune.families.sm90.conv2d import Conv2dFamily
 from autotune.families.sm90.conv2d_shape import Conv2dShape
 from autotune.ir import Epilogue

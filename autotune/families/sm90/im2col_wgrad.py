@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 
 from autotune.core import Architecture, ceil_div
-from autotune.families.base import Config, Launch, Parameter
-from autotune.families.rules import Rules, require
+from autotune.families.base import Config, Launch, Parameter, Rules, require
 from autotune.families.sm90.common import LOADED_BYTES_A_CYCLE, MAX_CLUSTER, HopperFamily, im2col_rules
 from autotune.families.sm90.conv2d_wgrad import MAX_SPLITS, exchange_cycles, split_counts, sum_bytes
 from autotune.families.sm90.staged_tile import CHUNK, StagedTile

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from autotune.core import Architecture, ceil_div
 from autotune.families import se_gate
-from autotune.families.base import Config, Launch, Parameter, Value
-from autotune.families.rules import Rules, require, require_no_overflow
+from autotune.families.base import Config, Launch, Parameter, Rules, Value, require, require_no_overflow
 from autotune.families.sm90.common import LOADED_BYTES_A_CYCLE, HopperFamily
 from autotune.families.sm90.conv2d_launches import columns_fit
 from autotune.ir import BYTE_FORMATS, DTYPES, Epilogue

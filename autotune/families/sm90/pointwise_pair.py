@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.core import MAX_PROCESSORS, Architecture, ceil_div, round_up
-from autotune.families.base import Config, Launch, Parameter, Value
-from autotune.families.rules import Rules, require, require_no_overflow
+from autotune.families.base import Config, Launch, Parameter, Rules, Value, require, require_no_overflow
 from autotune.families.sm90.common import HopperFamily
 from autotune.ir import DTYPES, Epilogue
 from autotune.ir.operators import PointwisePair

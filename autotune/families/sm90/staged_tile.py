@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autotune.core import Architecture, ceil_div
-from autotune.families.rules import Rules, require
+from autotune.families.base import Rules, require
 
 CHUNK = 64
 """Depth of a stage, rows of a product of wgmma, and channels of a row of 128 bytes."""

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from autotune.ir.operators.pool2d import Pool2d
-from autotune.ir.problem.base import Operand, Tensors
-from autotune.ir.problem.images import Images, as_nchw, as_nhwc
+from autotune.ir.problem.base import Images, Operand, Tensors, as_nchw, as_nhwc
 from autotune.ir.problem.registry import register
 
 

@@ -9,9 +9,8 @@ import torch
 
 from autotune.core import ProblemError
 from autotune.ir.operators.batch_norm_statistics import STATISTICS
-from autotune.ir.problem.base import Operand, Tensors
+from autotune.ir.problem.base import Images, Operand, Tensors
 from autotune.ir.problem.fields import NonNegative
-from autotune.ir.problem.images import Images
 from autotune.ir.problem.registry import register
 
 GRADIENT_SUMS = 4

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from autotune.ir.operators.pool2d import CeilPool2d
-from autotune.ir.problem.base import Tensors
-from autotune.ir.problem.images import as_nchw, as_nhwc
+from autotune.ir.problem.base import Tensors, as_nchw, as_nhwc
 from autotune.ir.problem.registry import register
 
 

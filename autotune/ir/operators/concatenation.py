@@ -11,8 +11,7 @@ import torch
 
 from autotune.core import ProblemError
 from autotune.ir.problem.base import Operand, Problem, Tensors
-from autotune.ir.problem.dtypes import DTYPES
-from autotune.ir.problem.fields import FieldType
+from autotune.ir.problem.fields import DTYPES, FieldType
 
 MAX_PIECES = 8
 """Most pieces of one problem (AT_MAX_PIECES of templates/concat.h). The other seven of MAX_OPERANDS are left for the

@@ -7,10 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from autotune.ir.operators.conv2d import Conv2d
-from autotune.ir.operators.convolution import Convolution
-from autotune.ir.problem.base import Operand, Tensors
-from autotune.ir.problem.images import as_nchw, as_nhwc
+from autotune.ir.operators.conv2d import Conv2d, Convolution
+from autotune.ir.problem.base import Operand, Tensors, as_nchw, as_nhwc
 from autotune.ir.problem.registry import register
 
 

@@ -9,8 +9,8 @@ import torch
 
 from autotune.ir.operators.batch_norm_gradient import JOINED_RELU, NO_RELU, BatchNormGradientSums
 from autotune.ir.operators.batch_norm_statistics import BatchNormStatistics
+from autotune.ir.operators.conv2d import Convolution
 from autotune.ir.operators.conv2d_with_norm import Conv2dWithNorm
-from autotune.ir.operators.convolution import Convolution
 from autotune.ir.problem.base import Operand, Tensors
 from autotune.ir.problem.fields import NonNegative
 from autotune.ir.problem.registry import register

@@ -10,11 +10,9 @@ import torch.nn.functional as F
 
 from autotune.core import ProblemError
 from autotune.ir.epilogue import AnchorFunction, Argument, Epilogue
-from autotune.ir.problem.base import Operand, Tensors
+from autotune.ir.problem.base import Images, Operand, Tensors, as_nchw, as_nhwc, output_extent
 from autotune.ir.problem.fields import NonNegativePair, Pair
-from autotune.ir.problem.images import Images, as_nchw, as_nhwc
 from autotune.ir.problem.registry import register
-from autotune.ir.problem.window import output_extent
 
 _CONV = Epilogue(("conv",))
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from autotune.ir.epilogue import AnchorFunction, Epilogue
-from autotune.ir.operators.convolution import Convolution
+from autotune.ir.operators.conv2d import Convolution
 from autotune.ir.operators.se_gate import apply_gate, gate_flops, gate_operands
 from autotune.ir.problem.base import Operand, Tensors
 from autotune.ir.problem.registry import register

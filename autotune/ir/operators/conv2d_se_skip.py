@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from autotune.core import ProblemError
 from autotune.ir.epilogue import AnchorFunction, Epilogue
 from autotune.ir.operators.folded_se import FoldedSe
-from autotune.ir.problem.base import Operand, Tensors
-from autotune.ir.problem.images import as_nchw, as_nhwc
+from autotune.ir.problem.base import Operand, Tensors, as_nchw, as_nhwc
 from autotune.ir.problem.registry import register
 
 _GATE_AND_PROJECT = Epilogue(("gate", "project"))

@@ -10,12 +10,10 @@ import torch.nn.functional as F
 
 from autotune.core import ProblemError
 from autotune.ir.byte_formats import BYTE_FORMATS
-from autotune.ir.operators.convolution import Convolution
-from autotune.ir.problem.base import Operand, Tensors
+from autotune.ir.operators.conv2d import Convolution
+from autotune.ir.problem.base import Operand, Tensors, as_nchw, as_nhwc, output_extent
 from autotune.ir.problem.fields import Pair
-from autotune.ir.problem.images import as_nchw, as_nhwc
 from autotune.ir.problem.registry import register
-from autotune.ir.problem.window import output_extent
 
 SCALES = ("scale", "skip_scale")
 """Operands of a problem in bytes: the scales of the sums of both convolutions."""

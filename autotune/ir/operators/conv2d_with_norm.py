@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autotune.ir.operators.conv2d import Conv2d
-from autotune.ir.operators.convolution import Convolution
+from autotune.ir.operators.conv2d import Conv2d, Convolution
 from autotune.ir.problem.base import Operand
 
 

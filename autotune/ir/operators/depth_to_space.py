@@ -8,9 +8,8 @@ from typing import ClassVar
 import einops
 import torch
 
-from autotune.ir.problem.base import Operand, Tensors
+from autotune.ir.problem.base import Images, Operand, Tensors
 from autotune.ir.problem.fields import NonNegative, Pair
-from autotune.ir.problem.images import Images
 from autotune.ir.problem.registry import register
 
 

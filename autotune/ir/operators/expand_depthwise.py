@@ -9,12 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from autotune.ir.epilogue import AnchorFunction, Epilogue
-from autotune.ir.operators.convolution import Convolution
-from autotune.ir.problem.base import Operand, Tensors
+from autotune.ir.operators.conv2d import Convolution
+from autotune.ir.problem.base import Images, Operand, Tensors, Windowed, as_nchw, as_nhwc
 from autotune.ir.problem.fields import NonNegativePair, Pair
-from autotune.ir.problem.images import Images, as_nchw, as_nhwc
 from autotune.ir.problem.registry import register
-from autotune.ir.problem.window import Windowed
 
 _CONV = Epilogue(("conv",))
 

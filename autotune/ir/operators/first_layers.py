@@ -9,10 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from autotune.core import ProblemError
-from autotune.ir.problem.base import Operand, Tensors
+from autotune.ir.problem.base import Images, Operand, Tensors, as_nhwc, output_extent
 from autotune.ir.problem.fields import NonNegative, NonNegativePair, Pair
-from autotune.ir.problem.images import Images, as_nhwc
-from autotune.ir.problem.window import output_extent
 
 
 @dataclass(frozen=True, kw_only=True)

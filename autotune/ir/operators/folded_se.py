@@ -9,8 +9,8 @@ import torch
 
 from autotune.core import ProblemError
 from autotune.ir.epilogue import AnchorFunction
+from autotune.ir.operators.conv2d import Convolution
 from autotune.ir.operators.conv2d_se import Conv2dSe
-from autotune.ir.operators.convolution import Convolution
 from autotune.ir.operators.se_gate import apply_squeezed, gate_operands
 from autotune.ir.problem.base import Operand, Tensors
 

@@ -8,8 +8,7 @@ from typing import ClassVar
 import torch
 
 from autotune.ir.operators.pixelwise import IMAGE_SIZES, IMAGE_STRUCT
-from autotune.ir.problem.base import Operand, Tensors
-from autotune.ir.problem.images import Images
+from autotune.ir.problem.base import Images, Operand, Tensors
 from autotune.ir.problem.registry import register
 
 

@@ -8,8 +8,7 @@ from typing import ClassVar
 import torch
 
 from autotune.core import ProblemError
-from autotune.ir.problem.base import Operand, Tensors
-from autotune.ir.problem.images import Images, as_nchw, as_nhwc
+from autotune.ir.problem.base import Images, Operand, Tensors, as_nchw, as_nhwc
 from autotune.ir.problem.registry import register
 
 

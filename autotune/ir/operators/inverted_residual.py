@@ -10,11 +10,9 @@ import torch.nn.functional as F
 
 from autotune.ir.epilogue import AnchorFunction, Argument, Epilogue
 from autotune.ir.operators.conv2d_se import Conv2dSe
-from autotune.ir.problem.base import Operand, Tensors
+from autotune.ir.problem.base import Images, Operand, Tensors, Windowed, as_nchw, as_nhwc
 from autotune.ir.problem.fields import NonNegativePair, Pair
-from autotune.ir.problem.images import Images, as_nchw, as_nhwc
 from autotune.ir.problem.registry import register
-from autotune.ir.problem.window import Windowed
 
 _CONVS = Epilogue(("conv", "conv"))
 

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 
 from autotune.core import ProblemError
 from autotune.ir.operators.pool2d import CeilPool2d
-from autotune.ir.problem.base import Operand, Tensors
-from autotune.ir.problem.images import as_nchw, as_nhwc
+from autotune.ir.problem.base import Operand, Tensors, as_nchw, as_nhwc
 from autotune.ir.problem.registry import register
 
 MOST_PLACES = 128

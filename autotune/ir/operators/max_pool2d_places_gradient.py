@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from autotune.ir.operators.max_pool2d_places import PoolWithPlaces
-from autotune.ir.problem.base import Operand, Tensors
-from autotune.ir.problem.images import as_nhwc
+from autotune.ir.problem.base import Operand, Tensors, as_nhwc
 from autotune.ir.problem.registry import register
 
 

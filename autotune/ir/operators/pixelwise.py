@@ -7,8 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from autotune.ir.problem.base import Operand, Tensors
-from autotune.ir.problem.images import Images
+from autotune.ir.problem.base import Images, Operand, Tensors
 
 IMAGE_SIZES = "n h w c"
 IMAGE_STRUCT = "at_pixels"

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 
 from autotune.ir.byte_formats import BYTE_FORMATS
 from autotune.ir.epilogue import AnchorFunction, Argument, Epilogue
-from autotune.ir.problem.base import Operand, Tensors
-from autotune.ir.problem.images import Images, as_nchw, as_nhwc
+from autotune.ir.problem.base import Images, Operand, Tensors, as_nchw, as_nhwc
 from autotune.ir.problem.registry import register
 
 _CONV = Epilogue(("conv",))

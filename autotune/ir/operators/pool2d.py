@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autotune.core import ProblemError
-from autotune.ir.problem.base import Operand
+from autotune.ir.problem.base import Images, Operand, Windowed, output_extent
 from autotune.ir.problem.fields import NonNegative, NonNegativePair, Pair
-from autotune.ir.problem.images import Images
-from autotune.ir.problem.window import Windowed, output_extent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,8 @@ from typing import ClassVar
 import torch
 
 from autotune.core import ProblemError
-from autotune.ir.problem.base import Operand, Tensors
+from autotune.ir.problem.base import Images, Operand, Tensors
 from autotune.ir.problem.fields import NonNegative
-from autotune.ir.problem.images import Images
 from autotune.ir.problem.registry import register
 
 SUMS_OF_GRADIENT, SUMS_OF_MASKED, SUMS_OF_PRODUCT, SUMS_OF_FACTOR = range(4)

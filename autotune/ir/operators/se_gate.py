@@ -13,8 +13,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from autotune.ir.problem.base import Operand, Tensors
-from autotune.ir.problem.images import Images
+from autotune.ir.problem.base import Images, Operand, Tensors
 
 
 def gate_operands(channels: int, hidden: int, dtype: str) -> tuple[Operand, ...]:

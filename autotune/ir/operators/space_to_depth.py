@@ -9,8 +9,7 @@ import einops
 import torch
 
 from autotune.core import ProblemError
-from autotune.ir.problem.base import Operand, Tensors
-from autotune.ir.problem.images import Images
+from autotune.ir.problem.base import Images, Operand, Tensors
 from autotune.ir.problem.registry import register
 
 

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from autotune.core import ProblemError
-from autotune.ir.problem.base import Operand, Tensors
-from autotune.ir.problem.images import Images, as_nhwc
+from autotune.ir.problem.base import Images, Operand, Tensors, as_nhwc
 from autotune.ir.problem.registry import register
 
 

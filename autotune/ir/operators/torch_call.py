@@ -11,9 +11,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from autotune.ir.problem.base import Operand, Problem, Tensors
+from autotune.ir.problem.base import Operand, Problem, Tensors, as_nchw, as_nhwc
 from autotune.ir.problem.fields import TensorDtypeName
-from autotune.ir.problem.images import as_nchw, as_nhwc
 
 LONGEST_TEXT = 2000
 """Longest text of tensors and calls; a longer one is replaced by its digest, because databases index the text."""

@@ -8,9 +8,8 @@ from typing import ClassVar
 import torch
 
 from autotune.core import ProblemError, require_one_of
-from autotune.ir.problem.base import Operand, Tensors
+from autotune.ir.problem.base import Images, Operand, Tensors
 from autotune.ir.problem.fields import NonNegativePair
-from autotune.ir.problem.images import Images
 from autotune.ir.problem.registry import register
 
 MODES = ("nearest", "nearest_exact", "bilinear", "bilinear_corners")

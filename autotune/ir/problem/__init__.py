@@ -9,23 +9,24 @@ Activations are channels last (n, h, w, c) and contiguous; convolution weights a
 are repacked when a kernel that reads another order is bound. The output is always `y`, and the channels of an epilogue
 are its last axis.
 
-base: the base class. fields, dtypes, window, images: the parts of operators. registry: all operators by name. text:
-reading problems. The operators are in autotune/ir/operators, one file each.
+base: the base classes. fields: the types of their fields. registry: all operators by name, and the reading of problems.
+The operators are in autotune/ir/operators, one file each.
 """
 
-from autotune.ir.problem.base import MAX_OPERANDS, Operand, Problem, Tensors, limit_us, with_batch
-from autotune.ir.problem.dtypes import DTYPES, TENSOR_DTYPES, dtype_name, tensor_dtype_name
+from autotune.ir.problem.base import MAX_OPERANDS, Operand, Problem, Tensors, limit_us, output_extent, with_batch
 from autotune.ir.problem.fields import (
+    DTYPES,
+    TENSOR_DTYPES,
     DtypeName,
     FieldType,
     NonNegative,
     NonNegativePair,
     Pair,
+    dtype_name,
     field_types,
+    tensor_dtype_name,
 )
-from autotune.ir.problem.registry import OPERATORS, is_built_in, register
-from autotune.ir.problem.text import parse
-from autotune.ir.problem.window import output_extent
+from autotune.ir.problem.registry import OPERATORS, is_built_in, parse, register
 
 __all__ = [
     "DTYPES",

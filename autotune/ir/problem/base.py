@@ -1,4 +1,4 @@
-"""The base of all problems: text, tensors, reference, C struct, and the least work."""
+"""The bases of all problems, of those on images and of those with a window: text, tensors, C struct, least work."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from autotune.core import ProblemError
 from autotune.ir.byte_formats import BYTE_FORMATS
 from autotune.ir.epilogue import MAX_SCALARS, AnchorFunction, Argument, Epilogue
 from autotune.ir.epilogue_steps import ANCHORS
-from autotune.ir.problem.dtypes import TENSOR_DTYPES
-from autotune.ir.problem.fields import DtypeName, field_types
+from autotune.ir.problem.fields import TENSOR_DTYPES, DtypeName, field_types
 
 Tensors = Mapping[str, torch.Tensor]
 """Operand name -> tensor."""
@@ -221,3 +220,75 @@ def limit_us(problem: Problem, flops_per_us: float, bytes_per_us: float) -> floa
     """
     rate = 2 * flops_per_us if problem.dtype in BYTE_FORMATS else flops_per_us
     return max(problem.flops / rate, problem.bytes / bytes_per_us)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images(Problem):
+    """A problem on n images of h x w pixels with c channels."""
+
+    n: int
+    h: int
+    w: int
+    c: int
+
+    @property
+    def _x(self) -> Operand:
+        """Return the input (n, h, w, c)."""
+        return Operand("x", "input", (self.n, self.h, self.w, self.c), self.dtype)
+
+    @property
+    def _x_nchw(self) -> Operand:
+        """Return the input (n, c, h, w), in torch's order."""
+        return Operand("x", "input", (self.n, self.c, self.h, self.w), self.dtype)
+
+
+def as_nchw(x: torch.Tensor) -> torch.Tensor:
+    """Return a view of (n, h, w, c) as (n, c, h, w).
+
+    One channel gets the stride that torch gives it in a new tensor: the attention of CUDA refuses a stride of 1 there.
+    """
+    n, h, w, c = x.shape
+    return x.reshape(n, c, h, w) if c == 1 else x.permute(0, 3, 1, 2)
+
+
+def as_nhwc(x: torch.Tensor) -> torch.Tensor:
+    """Return a view of (n, c, h, w) as (n, h, w, c)."""
+    return x.permute(0, 2, 3, 1)
+
+
+def output_extent(size: int, kernel: int, stride: int, pad: int, dilation: int = 1, ceil: int = 0) -> int:
+    """Return the output height or width of a sliding window, by the formulas of torch.nn.Conv2d and MaxPool2d.
+
+    Args:
+        size: Height or width of the input.
+        kernel: Height or width of the window.
+        stride: Distance between two positions of the window.
+        pad: Padding on each side.
+        dilation: Distance between two taps of the window.
+        ceil: 1 for torch's ceil_mode: a last window that ends beyond the padded input also counts, if it begins
+            within the input or the padding before it.
+    """
+    room = size + 2 * pad - dilation * (kernel - 1) - 1
+    extent = (room + (stride - 1) * ceil) // stride + 1
+    return extent - (ceil and (extent - 1) * stride >= size + pad)
+
+
+class Windowed:
+    """A problem with a window of r x s pixels, whose positions are the pixels of its output."""
+
+    h: int
+    w: int
+    r: int
+    s: int
+    stride: tuple[int, int]
+    pad: tuple[int, int]
+
+    @property
+    def p(self) -> int:
+        """Return the output height."""
+        return output_extent(self.h, self.r, self.stride[0], self.pad[0])
+
+    @property
+    def q(self) -> int:
+        """Return the output width."""
+        return output_extent(self.w, self.s, self.stride[1], self.pad[1])

@@ -9,10 +9,10 @@ from autotune.ir import Network, Problem
 from autotune.libraries import cudnn_names
 from autotune.measure import THROTTLED, LayerAssignment, Worker
 from autotune.runtime import Candidate, candidate, plan_for_other_batch, shortlist
-from autotune.tuner.library_candidates import operator_rows
 from autotune.tuner.plan.copied_plans import CopiedPlan
 from autotune.tuner.plan.plan_moves import PlanState
 from autotune.tuner.trials import record_result
+from autotune.tuner.trials.library_trials import operator_rows
 from tuning_db import Store, launch_text
 from tuning_db.schema import Device
 

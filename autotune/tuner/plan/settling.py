@@ -12,11 +12,11 @@ from autotune.codegen import POLL_SECONDS
 from autotune.core import Deadline, OutOfTimeError
 from autotune.ir import Network
 from autotune.measure import Worker
-from autotune.tuner.phases import SETTLING
+from autotune.tuner.machines import stop_until_done
 from autotune.tuner.plan.copied_plans import CopiedPlan
 from autotune.tuner.plan.network_tuner import COMPARISON_SECONDS, COMPARISON_SHARE, Rivals, tune_network_plan
 from autotune.tuner.run_context import RunContext
-from autotune.tuner.threads import stop_until_done
+from autotune.tuner.time_shares import SETTLING
 from autotune.tuner.trials import WantedTrial, is_tried_last, record_unfinished
 from tuning_db import Store
 

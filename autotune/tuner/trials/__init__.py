@@ -8,14 +8,12 @@ from autotune.tuner.trials.background_pool import (
     num_cores,
     workers_beside,
 )
-from autotune.tuner.trials.device_queues import DeviceQueues
+from autotune.tuner.trials.device_queues import DeviceQueues, WantedTrial, known_times, record_result, record_unfinished
 from autotune.tuner.trials.kernel_trials import POLL_SECONDS, KernelTrials
 from autotune.tuner.trials.library_trials import LibraryTrials
-from autotune.tuner.trials.trial_queue import RUN_SECONDS, WantedTrial, known_times, record_result, record_unfinished
 
 __all__ = [
     "POLL_SECONDS",
-    "RUN_SECONDS",
     "BackgroundPool",
     "DeviceQueues",
     "KernelTrials",

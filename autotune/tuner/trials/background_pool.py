@@ -14,11 +14,11 @@ from autotune.core import Deadline, timeline
 from autotune.ir import Network, Problem
 from autotune.libraries import inductor
 from autotune.measure import Worker
-from autotune.tuner.library_candidates import operator_rows
-from autotune.tuner.options import TunerOptions
 from autotune.tuner.progress import Progress
+from autotune.tuner.request import TunerOptions
 from autotune.tuner.trials.background_trials import BackgroundTrials
-from autotune.tuner.trials.trial_queue import WantedTrial
+from autotune.tuner.trials.device_queues import WantedTrial
+from autotune.tuner.trials.library_trials import operator_rows
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow
 

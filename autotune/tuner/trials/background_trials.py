@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from autotune.codegen import POLL_SECONDS
 from autotune.core import Deadline, WorkerError
 from autotune.measure import Worker
+from autotune.tuner.machines import stop_until_done
 from autotune.tuner.progress import Progress
-from autotune.tuner.threads import stop_until_done
-from autotune.tuner.time_breakdown import TimeBreakdown
-from autotune.tuner.trials.trial_queue import TrialQueue, WantedTrial, known_times, record_unfinished
+from autotune.tuner.time_shares import TimeBreakdown
+from autotune.tuner.trials.device_queues import TrialQueue, WantedTrial, known_times, record_unfinished
 from tuning_db import Store
 from tuning_db.schema import Device
 

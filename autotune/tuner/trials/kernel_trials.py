@@ -1,10 +1,15 @@
-"""The trials of kernels on the problems whose studies want them."""
+"""The trials of kernels on the problems whose studies want them, with all launch values or with those left for later.
+
+In a large run only those of kernels that may be the fastest are tried.
+"""
 
 from __future__ import annotations
 
+import heapq
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 from autotune.core import Deadline
 from autotune.families import Kernel
@@ -13,17 +18,84 @@ from autotune.measure import Result
 from autotune.search import SpaceStudy
 from autotune.tuner.kernel_builder import KernelBuilder
 from autotune.tuner.study_manager import StudyManager
-from autotune.tuner.trials.device_queues import DeviceQueues
-from autotune.tuner.trials.other_launches import OtherLaunches
-from autotune.tuner.trials.trial_queue import WantedTrial
+from autotune.tuner.trials.device_queues import DeviceQueues, WantedTrial
 from tuning_db.schema import Device
+
+PROMISING = 1.3
+"""A kernel whose first launch takes more than this many times the best first launch gets no others. In a tune of
+MobileNetV2 no other launch of such a kernel of sm90_conv2d was a new best."""
+
+
+class FirstLaunch(Protocol):
+    """A kernel whose first launch was tried."""
+
+    def try_others(self) -> None:
+        """Try its other launches."""
+
+    def leave(self) -> None:
+        """Try no more launches."""
+
+
+class _Kernel(NamedTuple):
+    """A kernel whose first launch was tried; those nearest to the best one come first."""
+
+    ratio: float
+    number: int
+    us: float
+    space: Hashable
+    tried: FirstLaunch
+
+
+class OtherLaunches:
+    """Kernels whose first launch was tried and whose others wait.
+
+    First launches are compared with each other, not with the best time of the problem: the first launch of a family may
+    be slower than its others by the same factor for all kernels.
+    """
+
+    def __init__(self) -> None:
+        self._best_us: dict[Hashable, float] = {}
+        self._waiting: list[_Kernel] = []  # a heap
+        self._num_added = 0
+
+    def add(self, space: Hashable, us: float, tried: FirstLaunch) -> None:
+        """Let a kernel wait, or leave it at once if it is too slow.
+
+        Args:
+            space: Kernels of one space are compared with each other: those of a family for a problem.
+            us: Microseconds of its first launch.
+            tried: The kernel.
+        """
+        best = self._best_us[space] = min(us, self._best_us.get(space, us))
+        if us > PROMISING * best:
+            tried.leave()
+            return
+        self._num_added += 1
+        heapq.heappush(self._waiting, _Kernel(us / best, self._num_added, us, space, tried))
+
+    def advance(self, count: int | None = None) -> bool:
+        """Try the other launches of up to `count` kernels (None: of all), and leave those that are too slow by now.
+
+        Returns:
+            Whether a kernel waited.
+        """
+        found = bool(self._waiting)
+        while self._waiting and count != 0:
+            kernel = heapq.heappop(self._waiting)
+            if kernel.us > PROMISING * self._best_us[kernel.space]:
+                kernel.tried.leave()
+                continue
+            kernel.tried.try_others()
+            count = None if count is None else count - 1
+        return found
+
 
 POLL_SECONDS = 0.05
 """Time between two looks at the trials of other processes."""
 
 
 class KernelTrials:
-    """Submits kernels to the devices, and tells the studies the results; implements search_loop.Devices.
+    """Submits kernels to the devices, and tells the studies the results; implements search.Devices.
 
     Args:
         study_manager: The studies.

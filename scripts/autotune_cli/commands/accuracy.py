@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from autotune.core import AutotuneError, require_one_of
 from autotune.ir import BYTE_PRECISIONS, DTYPES
-from autotune.libraries.tf32 import full_float32
+from autotune.libraries.aten import full_float32
 from autotune_cli import models, synthetic_dataset
 from autotune_cli.arguments.accuracy import CORRECTIONS
 from autotune_cli.command_line import torch_device

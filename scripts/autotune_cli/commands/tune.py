@@ -28,10 +28,9 @@ from autotune.tuner import (
 )
 from autotune_cli import tune_summary
 from autotune_cli.command_line import torch_device
-from autotune_cli.interrupts import BY_SIGNAL, exit_code
-from autotune_cli.machines import machines
+from autotune_cli.main import BY_SIGNAL, exit_code
 from autotune_cli.tune_progress import LiveProgress
-from autotune_cli.tune_request import StepRequest, num_requests, tune_requests
+from autotune_cli.tune_request import StepRequest, machines, num_requests, tune_requests
 from fused_resnet.runs import STEP_SHARE, RunOutcome, run_options, start_run, work_deadline
 from tuning_db import DatabaseError, Store
 from tuning_db.location import Location, file_of, is_address

@@ -22,8 +22,8 @@ from autotune.cluster.compile_service import compile_unit
 from autotune.cluster.messages import CompileRequest
 from autotune.codegen import Unit
 from autotune.codegen.build_queue import BuildQueue
-from autotune.core import Deadline, WorkerError, faults
-from autotune.core.faults import Fault
+from autotune.core import Deadline, WorkerError
+from autotune.core.errors import Fault, fault_counts, forget_faults
 from autotune.ir import parse
 from autotune.measure import Worker
 from autotune.runtime import Candidate
@@ -38,7 +38,7 @@ TORCH = Candidate("aten", '{"memory_format": "contiguous"}', "")
 @pytest.fixture(autouse=True)
 def no_faults():
     """Begin as a run does."""
-    faults.clear()
+    forget_faults()
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +139,7 @@ def test_units_of_a_killed_worker_are_compiled_by_another(dask, generated, cpu_k
         dask.start_worker("compile=1")
         results += built(queue)
         assert len(results) == 6 and all(result.path for result in results)
-    assert faults.counts() == {Fault.COMPILE_WORKER_LOST: 1}
+    assert fault_counts() == {Fault.COMPILE_WORKER_LOST: 1}
 
 
 @pytest.mark.daily(4, "faults of a cluster")
@@ -154,7 +154,7 @@ def test_units_of_a_worker_that_hangs_are_given_to_another(dask, generated, cpu_
         dask.start_worker("compile=2")
         results = built(queue)
         assert len(results) == 2 and all(result.path for result in results)
-        assert faults.counts()[Fault.COMPILE_WORKER_SILENT] >= 1
+        assert fault_counts()[Fault.COMPILE_WORKER_SILENT] >= 1
     finally:
         cluster.close()
 
@@ -170,7 +170,7 @@ def test_a_scheduler_that_is_started_again_gets_the_units_once_more(dask, genera
         dask.start_worker("compile=1")
         results += built(queue)
         assert len(results) == 4 and all(result.path for result in results)
-    assert Fault.SCHEDULER_LOST in faults.counts()
+    assert Fault.SCHEDULER_LOST in fault_counts()
 
 
 @pytest.mark.daily(4, "faults of a cluster")
@@ -184,7 +184,7 @@ def test_a_connection_that_is_cut_is_made_again(dask, generated, cpu_kernel):
         assert proxy.cut() and queue.pending
         results += built(queue)
         assert len(results) == 5 and all(result.path for result in results)
-    assert Fault.SCHEDULER_LOST in faults.counts()
+    assert Fault.SCHEDULER_LOST in fault_counts()
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def test_trials_of_a_killed_worker_are_measured_by_another(dask):
             for _ in range(2):
                 measuring.send(PROBLEM, TORCH)
             assert [measuring.receive().status for _ in range(2)] == ["ok"] * 2
-    assert faults.counts()[Fault.MEASURE_WORKER_LOST] == 1
+    assert fault_counts()[Fault.MEASURE_WORKER_LOST] == 1
 
 
 @pytest.mark.daily(4, "faults of a cluster")
@@ -234,7 +234,7 @@ def test_a_worker_that_hangs_is_not_blamed_on_the_candidate(dask, monkeypatch):
             os.kill(hanging.pid, signal.SIGSTOP)
             measuring.send(PROBLEM, TORCH)
             assert measuring.receive().status == "ok"
-    assert faults.counts()[Fault.MEASURE_WORKER_SILENT] == 1
+    assert fault_counts()[Fault.MEASURE_WORKER_SILENT] == 1
 
 
 @pytest.mark.daily(4, "faults of a cluster")
@@ -247,7 +247,7 @@ def test_a_candidate_that_hangs_is_timed_out_and_the_worker_stays(dask):
             os.kill(measuring.pid, signal.SIGSTOP)
             measuring.send(PROBLEM, TORCH)
             assert measuring.receive().status == "timed_out"
-            assert faults.counts() == {Fault.CANDIDATE_HUNG: 1}
+            assert fault_counts() == {Fault.CANDIDATE_HUNG: 1}
             measuring.deadline = HANG
             measuring.send(PROBLEM, TORCH)
             assert measuring.receive().status == "ok"

@@ -17,11 +17,11 @@ from repository import ROOT
 
 from autotune.codegen import toolchain
 from autotune.codegen.build_queue import BuildQueue, build
-from autotune.codegen.ninja_build import Unit
+from autotune.codegen.translation_units import Unit
 from autotune.core import ToolchainError
 from autotune.tuner.kernel_builder import KernelBuilder
 from autotune.tuner.progress import Progress
-from autotune.tuner.time_breakdown import TimeBreakdown
+from autotune.tuner.time_shares import TimeBreakdown
 from tuning_db import Store
 
 pytestmark = pytest.mark.process
@@ -162,7 +162,7 @@ def test_a_ninja_that_never_gets_to_work_is_an_error(compiler, kernels, tmp_path
 
 BUILD = f"""
 from autotune.codegen.build_queue import BuildQueue
-from autotune.codegen.ninja_build import Unit
+from autotune.codegen.translation_units import Unit
 from autotune.families import Kernel
 from autotune.ir import Epilogue
 queue = BuildQueue(1)

@@ -10,7 +10,7 @@ import pytest
 from kernels import need_compiler
 from repository import ROOT
 
-from autotune.codegen import BuildBatch, KernelResources, Unit, image_resources, ninja_build, rendering
+from autotune.codegen import BuildBatch, KernelResources, Unit, image_resources, rendering, translation_units
 from autotune.codegen.build_queue import build
 from autotune.core import architecture
 from autotune.families import Kernel, family
@@ -113,7 +113,7 @@ def test_a_build_has_the_resources_of_each_kernel(pools):
     found = image_resources(built.path.read_bytes())
     assert built.resources == tuple(found[rendering.symbol(kernel)] for kernel in built.unit.kernels)
     assert all(one.registers >= 16 for one in built.resources)
-    [again], missing = ninja_build.existing(pools.kernels[::-1])
+    [again], missing = translation_units.existing(pools.kernels[::-1])
     assert again.resources == built.resources[::-1] and not missing
     with closing(BuildBatch([built.unit], 1)) as batch:
         [present] = batch.finished()

@@ -16,7 +16,7 @@ from kernels import assert_exported, built_paths, need_compiler
 from processes import HANG
 from repository import ROOT
 
-from autotune.codegen import ninja_build, rendering
+from autotune.codegen import ninja_build, rendering, translation_units
 from autotune.codegen.build_queue import build
 from autotune.core import ToolchainError, architecture, paths
 from autotune.families import Kernel, family
@@ -42,7 +42,7 @@ def files(folder):
 def test_every_kernel_is_in_one_unit_and_no_core_stands_idle(jobs, cpu_kernel):
     kernels = [cpu_kernel("cpu_conv2d", CONV, ",".join(["relu"] * i)) for i in range(40)]
     kernels += [cpu_kernel("cpu_avg_pool2d", {"block_c": 8}, ",".join(["relu"] * i)) for i in range(5)]
-    units = ninja_build.units(kernels, jobs)
+    units = translation_units.units(kernels, jobs)
     assert sorted(map(str, kernels)) == sorted(str(kernel) for unit in units for kernel in unit.kernels)
     assert len(units) >= min(jobs, len(kernels))
     assert all(len({kernel.family for kernel in unit.kernels}) == 1 for unit in units)
@@ -52,18 +52,18 @@ def test_a_unit_is_worth_its_headers_and_units_of_a_family_are_alike(cpu_kernel)
     header, each = family("cutlass2_conv2d").compile_seconds
     for count, jobs in ((100, 2), (100, 16), (7, 3), (1, 8)):
         convs = cuda_kernels("cutlass2_conv2d", "sm80", count, seed=count)
-        units = ninja_build.units(convs, jobs)
+        units = translation_units.units(convs, jobs)
         sizes = [len(unit.kernels) for unit in units]
         assert max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)
-        assert max(sizes) <= max(1, ninja_build.MAX_COST_RATIO * header / each)
-        needed = math.ceil(count * each / (ninja_build.MAX_COST_RATIO * header))
+        assert max(sizes) <= max(1, translation_units.MAX_COST_RATIO * header / each)
+        needed = math.ceil(count * each / (translation_units.MAX_COST_RATIO * header))
         assert len(units) <= max(needed, jobs) + 1, "headers are compiled more often than cores need"
 
 
 def test_long_units_come_first_and_cheap_families_do_not_split_them(cpu_kernel):
     convs = cuda_kernels("cutlass2_conv2d", "sm80", 8)
     pools = cuda_kernels("cuda_avg_pool2d", "sm80", 8)
-    families = [unit.kernels[0].family for unit in ninja_build.units([*pools, *convs], jobs=4)]
+    families = [unit.kernels[0].family for unit in translation_units.units([*pools, *convs], jobs=4)]
     assert families[:4] == ["cutlass2_conv2d"] * 4 and families[4:] == ["cuda_avg_pool2d"]
 
 
@@ -110,8 +110,8 @@ def test_nothing_but_sources_and_binaries_stays_behind(fresh, cpu_kernel, cpu_ta
 @pytest.mark.compile
 def test_another_compiler_flag_is_another_binary(cpu_kernel):
     kernel = cpu_kernel("cpu_conv2d", CONV)
-    native = ninja_build.Unit((kernel,))
-    plain = ninja_build.Unit((Kernel.of("cpu_conv2d", CONV, "f32", Epilogue(), "x86-64"),))
+    native = translation_units.Unit((kernel,))
+    plain = translation_units.Unit((Kernel.of("cpu_conv2d", CONV, "f32", Epilogue(), "x86-64"),))
     assert native.name != plain.name
 
 
@@ -292,13 +292,13 @@ def test_a_kernel_is_found_in_whatever_unit_it_was_built_with(fresh, cpu_kernel)
     [again] = build(kernels[:1], jobs=1)
     library = engine.SharedLibrary(again.path.read_bytes(), "library")
     assert again.seconds > 0 and library.names() == [rendering.symbol(kernels[0])]
-    found, missing = ninja_build.existing(kernels)
+    found, missing = translation_units.existing(kernels)
     assert [kernel for built in found for kernel in built.unit.kernels] == kernels[:1] and missing == kernels[1:]
 
 
 @pytest.mark.compile
 def test_what_another_process_makes_before_its_turn_is_found(fresh, cpu_kernel):
-    units = [ninja_build.Unit((cpu_kernel("cpu_conv2d", CONV, chain),)) for chain in CHAINS]
+    units = [translation_units.Unit((cpu_kernel("cpu_conv2d", CONV, chain),)) for chain in CHAINS]
     with closing(ninja_build.BuildBatch(units, jobs=1)) as batch:
         for unit in units:
             unit.path.touch()  # most of the commands wait for the first to end
@@ -309,7 +309,9 @@ def test_what_another_process_makes_before_its_turn_is_found(fresh, cpu_kernel):
 
 @pytest.mark.compile
 def test_compilers_give_way_to_what_measures(fresh, cpu_kernel):
-    with closing(ninja_build.BuildBatch(ninja_build.units([cpu_kernel("cpu_conv2d", CONV, "gelu")], 1), 1)) as batch:
+    with closing(
+        ninja_build.BuildBatch(translation_units.units([cpu_kernel("cpu_conv2d", CONV, "gelu")], 1), 1)
+    ) as batch:
         niceness = 0
         while batch.pending:
             with suppress(ProcessLookupError, TypeError):  # it has ended

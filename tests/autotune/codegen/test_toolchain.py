@@ -11,7 +11,7 @@ from processes import python
 from repository import ROOT
 
 from autotune.codegen import toolchain
-from autotune.codegen.ninja_build import Unit
+from autotune.codegen.translation_units import Unit
 from autotune.core import ToolchainError, architecture
 from autotune.families import Kernel, family
 from autotune.ir import Epilogue

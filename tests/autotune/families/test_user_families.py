@@ -289,7 +289,7 @@ import linecache
 import torch
 from pathlib import Path
 from kernels import built_paths, candidate_of
-from autotune.codegen import ninja_build, rendering, source_digest
+from autotune.codegen import rendering, translation_units
 from autotune.core import cpu_targets
 from autotune.families import families
 from autotune.families import Kernel
@@ -307,9 +307,9 @@ for name in ("cpu_vector_add", "with_header"):
     torch.testing.assert_close(tensors["y"].double(), wanted, rtol=1e-6, atol=1e-6)
 
 def names():
-    source_digest.clear_cache()
+    rendering.clear_cache()
     rendering._environment.cache_clear()
-    return rendering.source_digest(kernel), ninja_build.Unit((kernel,)).name
+    return rendering.source_digest(kernel), translation_units.Unit((kernel,)).name
 
 header = Path({str(documented.faulty)!r}, "own", "factor.h")
 operator = Path({str(documented.folder)!r}, "vector_add.py")

@@ -19,7 +19,7 @@ from autotune.measure import (
     copies_of,
     interleave,
     median_interval,
-    nvml,
+    resources,
     sampler,
     timed,
     warm_up,
@@ -142,11 +142,11 @@ def test_energy_is_counted_from_one_step_of_the_counter_to_another(sleep):
 
 
 def test_reasons_have_names_and_a_cpu_has_none():
-    assert nvml.reason_names(0x8 | 0x4 | 0x1) == ["idle", "power cap", "hardware slowdown"]
-    assert nvml.reason_names(nvml.SLOWDOWNS) == [
+    assert resources.reason_names(0x8 | 0x4 | 0x1) == ["idle", "power cap", "hardware slowdown"]
+    assert resources.reason_names(resources.SLOWDOWNS) == [
         "hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "power brake",
     ]  # fmt: skip
-    monitor = nvml.Monitor(CPU)
+    monitor = resources.Monitor(CPU)
     assert (monitor.state(), monitor.slowed(), monitor.energy_mj()) == ({}, [], None)
 
 

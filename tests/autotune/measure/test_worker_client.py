@@ -13,7 +13,7 @@ from faults import PROBLEM
 from kernels import tried
 
 from autotune.core import DeviceFacts, WorkerError, device_name
-from autotune.core.faults import Fault, clear, counts
+from autotune.core.errors import Fault, fault_counts, forget_faults
 from autotune.ir import parse
 from autotune.libraries import aten
 from autotune.measure import CandidateBench, ChildProcess, Worker, worker_client
@@ -74,10 +74,10 @@ def test_finals_time_every_candidate_in_every_round(worker, faulty):
 
 
 def test_finals_with_a_crash_fail_as_a_whole_and_the_next_request_works(worker, faulty):
-    clear()
+    forget_faults()
     answers = worker.finals(PROBLEM, [faulty("good"), faulty("segfault")], rounds=2)
     assert [answer.status for answer in answers] == ["crashed", "crashed"]
-    assert counts() == {Fault.CANDIDATE_CRASHED: 1}
+    assert fault_counts() == {Fault.CANDIDATE_CRASHED: 1}
     assert tried(worker, PROBLEM, [faulty("good")])[0].status == "ok"
 
 
@@ -91,12 +91,12 @@ def test_an_abandoned_trial_does_not_answer_the_next_request(worker, faulty):
 
 def test_a_trial_whose_process_was_killed_is_measured_by_the_next_with_all_behind_it(worker, faulty):
     assert [answer.status for answer in tried(worker, OTHER, [faulty("good")])] == ["ok"]
-    clear()
+    forget_faults()
     kill_amid_a_trial(worker, faulty)
     worker.send(OTHER, faulty("scaled"))
     worker.send(OTHER, faulty("good"))
     answers = [worker.receive() for _ in range(3)]
-    assert counts() == {Fault.MEASURING_PROCESS_KILLED: 1}
+    assert fault_counts() == {Fault.MEASURING_PROCESS_KILLED: 1}
     assert [answer.status for answer in answers] == ["ok", "wrong", "ok"]
     assert all(sum(answer.details["seconds"].values()) >= 0 for answer in answers)
 

@@ -12,7 +12,7 @@ from autotune.core import AutotuneError, UnknownNameError, architecture, pareto_
 from autotune.families import family
 from autotune.ir import Epilogue, parse
 from autotune.search import SAMPLERS, Space, create_studies, sampler_choice
-from autotune.search.samplers import OPTUNA_WARM_START
+from autotune.search.study import OPTUNA_WARM_START
 from autotune.search.transfer_sampler import WARM_START
 
 NAMES = [name for name in SAMPLERS if name not in ("gp", "cmaes")]  # gp takes seconds a trial, cmaes needs a package
@@ -141,7 +141,7 @@ def test_a_learner_of_optuna_proposes_distinct_legal_configs_by_its_seed(name):
 
 
 def test_a_sampler_without_its_package_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("autotune.search.samplers.find_spec", lambda _: None)
+    monkeypatch.setattr("autotune.search.study.find_spec", lambda _: None)
     with pytest.raises(AutotuneError, match="pip install cmaes"):
         create_studies("cmaes", [])
 

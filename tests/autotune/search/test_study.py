@@ -5,7 +5,7 @@ from optuna.trial import TrialState
 from search_spaces import SPACE, no_prior, separable, space_of, study_of
 
 from autotune.search import SAMPLERS, SpaceStudy, spread
-from autotune.search.legal_sampler import CostModelSampler
+from autotune.search.space import CostModelSampler
 
 NAMES = [name for name in SAMPLERS if name != "cmaes"]  # which needs a package
 

@@ -1,4 +1,4 @@
-"""The device and the limits of a tuning run, and the layers that a database lacks."""
+"""The device, objectives and limits of a tuning run, and the layers that a database lacks."""
 
 from dataclasses import replace
 
@@ -10,7 +10,8 @@ from autotune.ir import WHOLE, Alternative, CallerTensor, Layer, Network, Networ
 from autotune.ir.operators import OperatorCall, TorchCall, ValueRef
 from autotune.measure import Timing
 from autotune.tuner import Searched, TuningTarget, missing, refuse_other_timing
-from autotune.tuner.trials.trial_queue import WantedTrial, record_unfinished
+from autotune.tuner.request import objective_values
+from autotune.tuner.trials.device_queues import WantedTrial, record_unfinished
 from tuning_db import DatabaseError, Store
 
 CONV = "conv2d n=1 h=6 w=6 c=8 k={k} r=3 s=3 stride=1,1 pad=1,1 dilation=1,1 groups=1 dtype=f32 epilogue=relu"
@@ -144,3 +145,29 @@ def test_the_target_of_this_machine():
     newer = TuningTarget.of(architecture("sm80"), DeviceKind("a GPU elsewhere", 90, 132), "cuda:3")
     assert (newer.device, newer.target, newer.name) == ("cuda:3", "sm_90", "a GPU elsewhere")
     assert newer.arch.processors == 132
+
+
+PROBLEM = parse("gemm m=256 n=128 k=64 dtype=f16")
+OPERANDS = 2 * (256 * 64 + 128 * 64 + 256 * 128)  # bytes of x, weight and y
+
+
+def test_time_is_the_median():
+    assert objective_values(("time",), PROBLEM, 12.5, {}) == (12.5,)
+
+
+def test_memory_counts_operands_and_workspace():
+    found = objective_values(("time-workspace",), PROBLEM, 2.0, {"workspace_bytes": 1000})
+    assert found == pytest.approx((2.0 * (OPERANDS + 1000) / 2**20,))
+    [without] = objective_values(("time-workspace",), PROBLEM, 2.0, {"workspace_bytes": 0})
+    assert without > 0, "no workspace is no free lunch"
+
+
+def test_several_objectives_are_several_values():
+    details = {"energy_uj": 30.0, "workspace_bytes": 0}
+    assert objective_values(("time", "energy"), PROBLEM, 2.0, details) == (2.0, 30.0)
+
+
+@pytest.mark.parametrize("names", [("energy",), ("time-workspace",), ("time", "energy")])
+def test_what_was_not_measured_has_no_value(names):
+    assert objective_values(names, PROBLEM, 2.0, {}) is None
+    assert objective_values(names, PROBLEM, None, {"energy_uj": 1.0, "workspace_bytes": 1}) is None

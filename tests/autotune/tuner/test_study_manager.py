@@ -15,8 +15,8 @@ from autotune.measure import timed
 from autotune.search import Space
 from autotune.tuner import Progress, Tuner, TunerOptions, pareto_candidates
 from autotune.tuner.kernel_builder import identity
+from autotune.tuner.machines import in_thread
 from autotune.tuner.study_manager import AGAIN
-from autotune.tuner.threads import in_thread
 from tuning_db import Store
 
 SM90 = architecture("sm90")

@@ -19,7 +19,7 @@ from autotune.measure import Worker
 from autotune.search.schedule import MANY_PROBLEMS
 from autotune.search.transfer_sampler import WARM_START
 from autotune.tuner import ForeignKernels, Progress, Tuner, TunerOptions
-from autotune.tuner.trials.other_launches import PROMISING
+from autotune.tuner.trials.kernel_trials import PROMISING
 from fused_resnet.capture import capture
 from tuning_db import DatabaseError, Store
 

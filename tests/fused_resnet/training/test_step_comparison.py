@@ -16,7 +16,7 @@ from training_networks import Normed, Small, images, relative_error
 
 from autotune.core import Deadline, device_name
 from autotune.libraries import inductor
-from autotune.measure.cpu_load import IGNORE
+from autotune.measure.resources import IGNORE
 from fused_resnet import FusedResNet, explain_step
 from fused_resnet.training import Winners, graph_problems, known_faster_way, step_problems
 from fused_resnet.training.kernels.bound_problem import counted_calls

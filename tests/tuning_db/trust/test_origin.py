@@ -8,7 +8,7 @@ from databases import LIBRARY, identity
 
 from tuning_db import DatabaseError, Reader, Store, open_reader
 from tuning_db.trust import signature
-from tuning_db.trust.origin import ALLOW, Origin
+from tuning_db.trust.signature import ALLOW, Origin
 
 OTHER = 12345  # a uid that is not ours
 NATIVE = {**LIBRARY, "kind": "shared_library", "compiler": "c"}

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from autotune.core import Architecture
-from autotune.families.base import CHANNELS_LAST, Config, Launch, Parameter
+from autotune.families.base import CHANNELS_LAST, Config, Launch, Parameter, Rules, require
 from autotune.families.cuda.conv2d import CHANNELS_A_STEP, MmaConvFamily, convolution_rules
-from autotune.families.rules import Rules, require
 from autotune.families.se_resnet9.common import IMAGE, StemFamily, require_anchors
 from autotune.ir import Epilogue
 from autotune.ir.operators import Conv2dSe, SeBlock, StemSeBlock

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 from autotune.core import Architecture, ceil_div
 from autotune.families import se_gate
-from autotune.families.base import Config, Launch
+from autotune.families.base import Config, Launch, Rules, require
 from autotune.families.cuda.conv2d import CHANNELS_A_STEP, ROW_BYTES, MmaConvFamily, MmaConvShape, convolution_rules
-from autotune.families.rules import Rules, require
 from autotune.families.se_resnet9.common import require_anchors
 from autotune.ir import Epilogue
 from autotune.ir.operators import Conv2dSe, SeDownBlock

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from autotune.core import Architecture, ceil_div
 from autotune.families import se_gate
-from autotune.families.base import Config, ConfigNumbers, Launch, Parameter, Value
-from autotune.families.rules import Rules, require
+from autotune.families.base import Config, ConfigNumbers, Launch, Parameter, Rules, Value, require
 from autotune.families.se_resnet9.common import require_anchors
 from autotune.families.sm90.common import LOADED_BYTES_A_CYCLE, MAX_CLUSTER, HopperFamily
 from autotune.ir import Epilogue

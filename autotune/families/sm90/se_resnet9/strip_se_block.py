@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from autotune.core import MAX_PROCESSORS, Architecture, ceil_div, round_up
-from autotune.families.base import CHANNELS_LAST, Config, Launch, Parameter, Value
-from autotune.families.rules import Rules, require
+from autotune.families.base import CHANNELS_LAST, Config, Launch, Parameter, Rules, Value, require
 from autotune.families.se_resnet9.common import IMAGE_CHANNELS, image_rules, require_anchors
 from autotune.families.sm90.common import LOADED_BYTES_A_CYCLE, HopperFamily
 from autotune.ir import Epilogue

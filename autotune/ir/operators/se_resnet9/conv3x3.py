@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from autotune.ir.problem.images import as_nchw, as_nhwc
+from autotune.ir.problem.base import as_nchw, as_nhwc
 
 
 def conv3x3(x: torch.Tensor, weight: torch.Tensor, stride: int = 1) -> torch.Tensor:

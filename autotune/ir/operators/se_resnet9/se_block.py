@@ -10,8 +10,7 @@ import torch
 from autotune.ir.epilogue import AnchorFunction, Epilogue
 from autotune.ir.operators.se_gate import apply_gate, gate_flops, gate_operands
 from autotune.ir.operators.se_resnet9.conv3x3 import conv3x3
-from autotune.ir.problem.base import Operand, Tensors
-from autotune.ir.problem.images import Images
+from autotune.ir.problem.base import Images, Operand, Tensors
 from autotune.ir.problem.registry import register
 
 _CONV_AND_GATE = Epilogue(("conv", "gate"))

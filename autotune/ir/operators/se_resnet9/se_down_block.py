@@ -12,10 +12,8 @@ from autotune.ir.epilogue import AnchorFunction, Epilogue
 from autotune.ir.operators.conv2d_se import Conv2dSe
 from autotune.ir.operators.se_gate import apply_gate, gate_operands
 from autotune.ir.operators.se_resnet9.conv3x3 import conv3x3
-from autotune.ir.problem.base import Operand, Tensors
-from autotune.ir.problem.images import Images, as_nchw, as_nhwc
+from autotune.ir.problem.base import Images, Operand, Tensors, as_nchw, as_nhwc, output_extent
 from autotune.ir.problem.registry import register
-from autotune.ir.problem.window import output_extent
 
 _CONV_GATE_AND_PROJECT = Epilogue(("conv", "gate", "project"))
 

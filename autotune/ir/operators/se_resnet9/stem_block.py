@@ -12,8 +12,7 @@ from autotune.ir.operators.patch_conv2d import PatchConv2d
 from autotune.ir.operators.se_gate import apply_gate
 from autotune.ir.operators.se_resnet9.conv3x3 import conv3x3
 from autotune.ir.operators.se_resnet9.se_block import SeBlock
-from autotune.ir.problem.base import Operand, Tensors
-from autotune.ir.problem.images import Images
+from autotune.ir.problem.base import Images, Operand, Tensors
 
 _STEM_AND_BLOCK = Epilogue(("keep", "conv", "conv", "gate", "add_kept"))
 

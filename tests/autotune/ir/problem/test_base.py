@@ -1,12 +1,14 @@
-"""Problems: their text, their shapes and the order of their operands."""
+"""Problems: their text, their shapes, the order of their operands, and output extents of windows against torch."""
 
 import pytest
+import torch
 from problems import TEXTS
 
 from autotune.core import ProblemError
 from autotune.ir import MAX_OPERANDS, Epilogue, limit_us, parse, with_batch
 from autotune.ir.epilogue_steps import define_step
 from autotune.ir.operators import Conv2d, Elementwise, SeTail
+from autotune.ir.problem import output_extent
 
 
 def test_operands_come_as_inputs_output_and_the_epilogues_in_turn():
@@ -88,3 +90,11 @@ def test_with_batch_changes_the_batch_alone(text):
     assert changed.batch == 17
     field = "m" if "gemm" in text else "n"
     assert str(changed) == text.replace(f" {field}={problem.batch} ", f" {field}=17 ")
+
+
+def test_output_extent_is_torchs_for_every_small_window():
+    for size in range(3, 12):
+        for kernel, stride, pad, dilation in [(1, 1, 0, 1), (3, 2, 1, 1), (3, 1, 2, 2), (2, 3, 0, 1), (2, 2, 1, 2)]:
+            x = torch.randn(1, 1, size)
+            expected = torch.nn.functional.conv1d(x, torch.randn(1, 1, kernel), None, stride, pad, dilation).shape[-1]
+            assert output_extent(size, kernel, stride, pad, dilation) == expected

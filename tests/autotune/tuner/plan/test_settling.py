@@ -8,10 +8,9 @@ from two_layer_network import NETWORK, VALLEYS, TableDevice, put_kernels
 
 from autotune.core import Deadline, architecture
 from autotune.ir import NetworkKey
-from autotune.tuner.phases import SETTLING, Phases
 from autotune.tuner.plan.settling import Settling
 from autotune.tuner.progress import Progress
-from autotune.tuner.time_breakdown import TimeBreakdown
+from autotune.tuner.time_shares import SETTLING, Phases, TimeBreakdown
 from tuning_db import Store
 
 NETWORKS = [replace(NETWORK, identity=NetworkKey("net", n, (("dtype", "f32"),))) for n in (1, 32, 128)]

@@ -10,9 +10,10 @@ from autotune.core import Deadline
 from autotune.ir import parse
 from autotune.measure import Worker
 from autotune.tuner import Progress
-from autotune.tuner.library_candidates import operator_rows
+from autotune.tuner.request import RUN_SECONDS
 from autotune.tuner.trials.background_trials import BackgroundTrials
-from autotune.tuner.trials.trial_queue import RUN_SECONDS, WantedTrial
+from autotune.tuner.trials.device_queues import WantedTrial
+from autotune.tuner.trials.library_trials import operator_rows
 from tuning_db import Store
 
 pytestmark = pytest.mark.process

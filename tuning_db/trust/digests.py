@@ -1,0 +1,207 @@
+"""Digests of binaries and rows, by which a reader finds what is not as it was stored.
+
+A binary is stored compressed, and identified by the SHA-256 of the uncompressed bytes. The digest of a row is the
+SHA-256 of all that running reads of it, stored in its column `digest`. It is independent of row ids: in place of
+another row's id it covers what identifies that row. It is the SHA-256 of a JSON list in ASCII without spaces, whose
+objects are sorted by key:
+
+- kernel: ["kernel", KERNEL, symbol, weight_layouts, launch_names, BINARY]
+- measurement: ["measurement", DEVICE, problem, KERNEL, launch, status, median_us, final, interval_us, workspace_bytes]
+- plan: ["plan", DEVICE, network, median_us, CHOICES, alternatives]
+
+KERNEL is [family, config, dtype, epilogue, target]; the source is left out, because a refactoring may renew it. BINARY
+is [digest, kind, target] of the library, or null. DEVICE is [name, target]. CHOICES has [layer, KERNEL, launch, us,
+overlap] for each layer. A launch is what `launch_text` returns. `interval_us`, `workspace_bytes` and `alternatives` are
+from the column `details`, or null.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tuning_db.errors import DatabaseError
+
+_LEVEL = 3
+"""zlib level: twice as fast as the default level 6, for an eighth more bytes."""
+_SHIPPED_LEVEL = 9
+"""zlib level of databases that are shipped: an eighth fewer bytes than _LEVEL, in ten times the time."""
+
+
+MAX_BYTES = 2**28
+"""Most bytes of a binary that is unpacked, so that a database cannot fill the memory of the process that loads it. The
+binaries of the shipped databases have at most 300 KiB."""
+
+
+def digest_of(binary: bytes) -> str:
+    """Return the SHA-256 of a binary, in hexadecimal."""
+    return hashlib.sha256(binary).hexdigest()
+
+
+def compress(binary: bytes) -> bytes:
+    """Return the stored form of a binary."""
+    return zlib.compress(binary, _LEVEL)
+
+
+def recompress(blob: bytes) -> bytes:
+    """Return the stored form of the same binary for a database that is shipped; a damaged blob as it is."""
+    unpacker = zlib.decompressobj()
+    try:
+        binary = unpacker.decompress(blob, MAX_BYTES)
+    except (TypeError, zlib.error):
+        return blob
+    return zlib.compress(binary, _SHIPPED_LEVEL) if unpacker.eof else blob
+
+
+def decompress(blob: bytes, digest: str, size: int, database: str) -> bytes:
+    """Return the binary of a stored form. No more than `size` bytes are unpacked, whatever the stored form holds.
+
+    Args:
+        blob: What `compress` returned.
+        digest: What `digest_of` returned.
+        size: Number of bytes of the binary.
+        database: Name of the database, for the message.
+
+    Raises:
+        DatabaseError: If the binary does not have this digest or this size, or is larger than MAX_BYTES.
+    """
+    if not isinstance(size, int) or not 0 <= size <= MAX_BYTES:
+        raise DatabaseError(
+            f"{database}: binary {digest[:12]} is said to have {size!r} bytes, and a binary has at most {MAX_BYTES}: "
+            "tune again or restore the file"
+        )
+    unpacker = zlib.decompressobj()
+    try:
+        binary = unpacker.decompress(blob, size + 1)
+    except (TypeError, zlib.error):
+        binary = b""
+    if not unpacker.eof or len(binary) != size or digest_of(binary) != digest:
+        raise DatabaseError(f"{database}: binary {digest[:12]} is damaged; tune again or restore the file")
+    return binary
+
+
+def launch_text(launch: Mapping[str, int]) -> str:
+    """Return the canonical text of launch values: equal for equal values, in whatever order they are given."""
+    return " ".join(f"{name}={int(value)}" for name, value in sorted(launch.items()))
+
+
+Row = Mapping[str, Any]
+
+KERNEL = ("family", "config", "dtype", "epilogue", "target")
+"""The columns that identify a kernel, whichever source it was compiled from."""
+
+UNREADABLE = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
+"""Exceptions of decoding a column whose content is not what the schema says."""
+
+
+def kernel(row: Row, library: Row | None) -> str:
+    """Return the digest of a kernel's row; `library` is the row of its binary."""
+    binary = [_text(library[name]) for name in ("digest", "kind", "target")] if library else None
+    layouts = {_text(name): _text(layout) for name, layout in (row["weight_layouts"] or {}).items()}
+    names = [_text(name) for name in row["launch_names"] or ()]
+    return _digest("kernel", _identity(row), _text(row["symbol"]), layouts, names, binary)
+
+
+def measurement(row: Row, device: Row, problem: str, measured: Row) -> str:
+    """Return the digest of a measurement's row.
+
+    Args:
+        row: The measurement.
+        device: The row of its device.
+        problem: Text of its problem.
+        measured: The row of its kernel.
+    """
+    details = row.get("details") or {}
+    return _digest(
+        "measurement",
+        _device(device),
+        _text(problem),
+        _identity(measured),
+        launch_text(row.get("launch") or {}),
+        _text(row["status"]),
+        _number(row.get("median_us")),
+        bool(row.get("final")),
+        details.get("interval_us"),
+        details.get("workspace_bytes"),
+    )
+
+
+def plan(row: Row, device: Row, kernels: Mapping[int, Row]) -> str:
+    """Return the digest of a plan's row; `kernels` holds the rows of its kernels by id."""
+    choices = [
+        [
+            _text(choice["layer"]),
+            _identity(kernels[choice["kernel"]]),
+            launch_text(choice["launch"]),
+            _number(choice.get("us")),
+            bool(choice.get("overlap")),
+        ]
+        for choice in row["choices"]
+    ]
+    alternatives = (row.get("details") or {}).get("alternatives")
+    return _digest("plan", _device(device), _text(row["network"]), _number(row["median_us"]), choices, alternatives)
+
+
+def fill(database: str, tables: Mapping[str, Sequence[dict[str, Any]]]) -> None:
+    """Check the digests of all rows that have one, and set those of the others.
+
+    Args:
+        database: Name of the database, for the message.
+        tables: Rows of the tables device, problem, library, kernel, measurement and plan. Blobs are not needed.
+
+    Raises:
+        DatabaseError: A row is not as it was stored.
+    """
+    devices, problems, libraries, kernels = (
+        {row["id"]: row for row in tables[name]} for name in ("device", "problem", "library", "kernel")
+    )
+    makers: dict[str, Callable[[Row], str]] = {
+        "kernel": lambda row: kernel(row, None if row["library_id"] is None else libraries[row["library_id"]]),
+        "measurement": lambda row: measurement(
+            row, devices[row["device_id"]], problems[row["problem_id"]]["text"], kernels[row["kernel_id"]]
+        ),
+        "plan": lambda row: plan(row, devices[row["device_id"]], kernels),
+    }
+    for table, make in makers.items():
+        for row in tables[table]:
+            try:
+                digest = make(row)
+            except UNREADABLE:
+                digest = ""
+            if not digest or row["digest"] not in (None, digest):
+                raise damaged(database, table, row["id"])
+            row["digest"] = digest
+
+
+def damaged(database: str, table: str, number: object) -> DatabaseError:
+    """Return the error of a row that is not as it was stored."""
+    return DatabaseError(
+        f"{database}: row {number} of table '{table}' is damaged or was changed after it was stored: restore the file "
+        "from a copy, or tune again"
+    )
+
+
+def _digest(*values: object) -> str:
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _identity(row: Row) -> list[str]:
+    return [_text(row[name]) for name in KERNEL]
+
+
+def _device(row: Row) -> list[str]:
+    return [_text(row["name"]), _text(row["target"])]
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a text")
+    return value
+
+
+def _number(value: object) -> float | None:
+    return None if value is None else float(value)  # type: ignore[arg-type]
