@@ -70,13 +70,13 @@ class FusedResNet(PlannedModule):
             pass  # a database that cannot be read raises here rather than at the first call
         watch_optimizers()
         if isinstance(model, str):
-            check_precision(chosen.precision, chosen.calibration)
             if chosen.precision in BYTE_PRECISIONS:  # the weights are not loaded yet
                 raise InputError(
                     f"precision='{chosen.precision}' is for FusedResNet.from_model, which gets the model with its "
                     f"weights: from_model(networks.se_resnet9_fixup.build(...), precision='{chosen.precision}', "
                     "calibration=...)"
                 )
+            check_precision(chosen.precision, chosen.calibration)
             self._source = Captured(se_resnet9_fixup.build(model, in_channels), model, chosen.precision)
         else:
             self._source = model

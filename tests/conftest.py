@@ -134,10 +134,17 @@ def tuned_db(folders: Path) -> Path:
 
 
 def _make_ours_win(path: Path) -> None:
-    """Multiply torch's times by 1000, so that tuned kernels are selected also on a busy machine."""
+    """Multiply torch's times by 1000, so that tuned kernels are selected also on a busy machine.
+
+    The comparison with torch's operators for the whole network, and the plan that came of it, are removed, because
+    their outcome depends on the machine.
+    """
     longer = "median_us = 1000 * median_us, details = json_remove(details, '$.interval_us')"
     with closing(sqlite3.connect(path)) as connection:
         torchs = "kernel_id IN (SELECT id FROM kernel WHERE family = 'aten')"
         connection.execute(f"UPDATE measurement SET {longer} WHERE {torchs}")
+        whole = "problem_id IN (SELECT id FROM problem WHERE text LIKE 'torch calls=%')"
+        for table, rows in (("plan", "true"), ("measurement", whole), ("problem", "text LIKE 'torch calls=%'")):
+            connection.execute(f"DELETE FROM {table} WHERE {rows}")
         connection.commit()
     renew_digests(path)

@@ -73,7 +73,7 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
         (["--problem", "gemm m=1 n=1 k=1 dtype=f16"], "convolutions"),
         (["--model", "se_resnet9_fixup", "--layer", "layer9*"], "no convolution is called 'layer9*'"),
         (["--model", "se_resnet9_fixup", "--input", "3,x"], "'3,x' is not a shape: write C,H,W"),
-        (["--model", "se_resnet9_fixup", "--input", "3,9,9"], "the size of se_resnet9_fixup is fixed"),
+        (["--model", "se_resnet9_fixup", "--input", "3,9,9"], "se_resnet9_fixup does not take an input of 1x3x9x9"),
         (["--model", "MODEL:make", "--input", "4,9,9"], "make does not take an input of 1x4x9x9: RuntimeError"),
         (["--model", "MODEL:make"], "give --input C,H,W"),
         (["--model", "MODEL:make", "--input", "2,9,9", "--dtype", "f7"], "unknown dtype 'f7'"),

@@ -19,7 +19,7 @@ def file(tmp_path):
 
 def test_a_function_in_a_file(file):
     model = models.load(f"{file}:make", (2, 9, 8), None)
-    assert (model.name, model.shape, model.module.training, model.is_ours) == ("make", (2, 9, 8), False, False)
+    assert (model.name, model.shape, model.module.training) == ("make", (2, 9, 8), False)
     network = model.network(5, "bf16")
     assert str(network.layers[-1].problem).startswith("conv2d n=5 h=9 w=8 c=2 k=4 r=3")
     assert {layer.problem.dtype for layer in network.all_layers} == {"bf16"}
@@ -41,7 +41,7 @@ def test_a_file_imports_modules_beside_it_also_late(tmp_path, monkeypatch):
 
 def test_a_network_of_ours():
     model = models.load("se_resnet9_fixup", None, 1)
-    assert model.is_ours and model.shape == (1, 64, 64)
+    assert model.shape == (1, 64, 64)
     assert model.network(2, "f32").layers[0].problem.c == 1
     assert model.module(torch.rand(2, 1, 64, 64)).shape == (2, 512, 2, 2)
 
@@ -50,7 +50,6 @@ def test_a_network_of_ours():
     ("name", "shape", "channels", "said"),
     [
         ("resnet50", None, None, "unknown model 'resnet50': give se_resnet9_fixup"),
-        ("se_resnet9_fixup", (3, 8, 8), None, "--input is for captured models"),
         ("torchvision:resnet50", None, 3, "give --input C,H,W"),
         ("nowhere.py:make", None, None, "there is no file 'nowhere.py'"),
         ("hub:resnet50", None, None, "unknown model 'hub:resnet50'"),
@@ -93,7 +92,7 @@ def test_the_script_names_the_mistake():
 
 def test_the_u_net_is_captured():
     model = models.load("unet", (1, 32, 48), None)
-    assert not model.is_ours and model.shape == (1, 32, 48)
+    assert model.shape == (1, 32, 48)
     assert models.load("unet", None, 2).shape == (2, 256, 256)
     layers = model.network(2, "f16").layers
     assert [layer.problem.operator for layer in layers if "up." in layer.name] == ["conv2d_dgrad"] * 4

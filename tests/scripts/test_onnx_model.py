@@ -51,7 +51,7 @@ def exported(onnx, tmp_path_factory):
 def test_an_exported_network_computes_what_the_original_does(exported, empty_db):
     original, path = exported
     model = models.load(str(path), None, None)
-    assert (model.name, model.shape, model.module.training, model.is_ours) == ("small_onnx", (3, 16, 12), False, False)
+    assert (model.name, model.shape, model.module.training) == ("small_onnx", (3, 16, 12), False)
     for batch in (1, 4):  # it was exported with one image
         x = torch.rand(batch, 3, 16, 12)
         with torch.no_grad():

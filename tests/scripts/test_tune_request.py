@@ -15,8 +15,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
     ("arguments", "said"),
     [
         (["--precision", "tf32"], "cpu has no kernels in tf32: choose no --precision or int8 or fp8"),
-        (["--precision", "int8"], "--precision int8 is for captured models"),
-        (["--precision", "fp8"], "--precision fp8 is for captured models"),
         (["--train", "--model", "unet", "--precision", "fp8"], "--precision fp8 is for inference, not for --train"),
         (["--precision", "int8", "--problem", "conv2d n=1"], "--precision: these options are for a network"),
         (["--train", "--problem", "conv2d n=1"], "--train: these options are for a network"),
@@ -25,8 +23,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
     ],
     ids=[
         "tf32",
-        "named",
-        "named, fp8",
         "step in fp8",
         "problem",
         "problem of a step",
