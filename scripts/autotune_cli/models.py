@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import importlib.util
 import inspect
+import math
 import sys
 import warnings
 from collections import defaultdict
@@ -39,6 +40,8 @@ __all__ = ["PRECISION", "Model", "add_dtype", "default_dtype", "input_size", "lo
 _OTHERS = "torchvision:NAME, FILE.onnx, FILE.py:FUNCTION"
 _CAPTURED: dict[str, Callable[[int], nn.Module]] = {"unet": UNet}
 """Networks of the project that are captured as any other model: their name -> function of the input channels."""
+_LARGEST_SAMPLE = 2**28
+"""Largest number of elements of a sample: the kernels count those of a batch with 32 bits."""
 _CALIBRATED = 64
 """Samples that 8-bit precisions are calibrated on: more would take minutes on a CPU and change a range by little."""
 _TORCHVISION_SIZES = {"inception_v3": (3, 299, 299), "efficientnet_b3": (3, 300, 300), "fcn_resnet50": (3, 512, 512)}
@@ -164,6 +167,8 @@ def load(text: str, shape: tuple[int, ...] | None, in_channels: int | None) -> M
     Raises:
         AutotuneError: An option does not apply to the model, or the model cannot be loaded.
     """
+    if shape and math.prod(shape) > _LARGEST_SAMPLE:
+        raise AutotuneError(f"--input {','.join(map(str, shape))}: a sample has at most {_LARGEST_SAMPLE} numbers")
     is_onnx = text.endswith(onnx_model.SUFFIX)
     is_other = ":" in text or is_onnx
     if in_channels and (shape or is_other):

@@ -251,6 +251,7 @@ def main(options: argparse.Namespace) -> int:
     cuda = device.type == "cuda"
     warnings.filterwarnings("ignore", message=".*is not tuned")
     model = load(options.model, options.input, None)
+    model.call(torch.zeros(1, *model.shape))  # an error names the shape
     network = model.fused(str(options.db))
     network._cuda_graphs, network._max_plans = not options.no_graph, options.plans
     network.to(device, torch.float16 if cuda else torch.float32)

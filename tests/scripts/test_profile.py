@@ -102,7 +102,6 @@ def test_mistakes_are_told_in_a_sentence(empty_db, tmp_path):
         "--input C,H,W": ["--model", f"{path}:net"],
         "x.db": ["--model", f"{path}:net", "--input", "3,8,8", "--db", "x.db"],
         "--precision is for FusedResNet: give --db FILE": ["--model", f"{path}:net", "--precision", "int8"],
-        "is for captured models": ["--db", empty_db, "--precision", "int8"],
         "tf32 is for --dtype f32": ["--db", empty_db, "--precision", "tf32", "--dtype", "bf16"],
         "is not a trace": ["--from", str(path)],
         "absent.json": ["--from", f"{tmp_path}/absent.json"],
