@@ -114,7 +114,8 @@ def test_what_failed_is_a_failed_trial(tuned_db, tmp_path):
     changed, path = shutil.copy(tuned_db, tmp_path / "changed.db"), tmp_path / "studies.sqlite3"
     with closing(sqlite3.connect(changed)) as connection:
         connection.execute("UPDATE measurement SET status = 'wrong', error = 'y is 0', median_us = NULL WHERE id = 1")
-        connection.execute("UPDATE kernel SET error = 'no such register' WHERE id = (SELECT max(id) FROM kernel WHERE library_id > 0)")
+        last = "SELECT max(id) FROM kernel WHERE library_id > 0"
+        connection.execute(f"UPDATE kernel SET error = 'no such register' WHERE id = ({last})")
         connection.commit()
     assert script("db", "export", "--optuna", changed, path).returncode == 0
     studies = [optuna.load_study(study_name=name, storage=f"sqlite:///{path}") for name in names_of(path)]
