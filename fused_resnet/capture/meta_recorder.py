@@ -32,7 +32,7 @@ def meta(one: torch.Tensor) -> torch.Tensor:
 
 
 class MetaRecorder(Recorder):
-    """Records operators on tensors without data as operators on a device.
+    """Records operators on tensors without data as operators on a device; the model stays as it is.
 
     Args:
         device: The device.
@@ -42,7 +42,23 @@ class MetaRecorder(Recorder):
     def __init__(self, device: torch.device, model: nn.Module | None = None) -> None:
         super().__init__()
         self._device = device
+        self._stand_ins: dict[int, torch.Tensor] = {}
         self._paths = {id(part): (name, type(part)) for name, part in model.named_modules()} if model else None
+
+    def stand_in(self, name: str, value: torch.Tensor) -> None:
+        """Make a placeholder of a tensor of the model; operators take a tensor without data in its place."""
+        self._stand_ins[id(value)] = meta(value)
+        self.placeholder(name, self._stand_ins[id(value)])
+
+    def replaced(self, value: Any) -> Any:
+        """Return what stands for a value: a tensor without data for one of the model, any other as it is."""
+        return self._stand_ins.get(id(value), value) if isinstance(value, torch.Tensor) else value
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = tree_map(self.replaced, (args, kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result of an operator as a tensor without data.

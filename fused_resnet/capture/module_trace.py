@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from autotune.core import CaptureError
 from fused_resnet.call import put_together
@@ -48,11 +48,12 @@ def trace_module(
         names = names[: len(args)]
         if kwargs or len(names) < len(args) or not all(isinstance(one, torch.Tensor) for one in args) or "" in names:
             raise CaptureError("the arguments are not tensors by position alone")
-        metas = {name: meta(one) for name, one in state.items()}
-        for i, tensor in enumerate([*metas.values(), *args]):
+        for i, tensor in enumerate(state.values()):
+            recorder.stand_in(f"arg{i}", tensor)
+        for i, tensor in enumerate(args, len(state)):
             recorder.placeholder(f"arg{i}", tensor)
         with AsOperators(), _OnDevice(device), recorder:
-            result = torch.func.functional_call(model, metas, args)
+            result = tree_map(recorder.replaced, model(*args))
         if not all(isinstance(leaf, _LEAVES) for leaf in tree_leaves(result)):
             raise CaptureError("a result is neither a tensor nor a constant")
         return traced(recorder, result, list(state), names, device)
