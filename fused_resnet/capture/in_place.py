@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from autotune.core import CaptureError, in_one_line
 from fused_resnet.capture.graph_trace import TracedGraph
 from fused_resnet.capture.nodes import memory, name_of, path, written
+from fused_resnet.capture.result_sizes import result
 
 _MAYBE_VIEWS = {"reshape", "reshape_as", "contiguous", "alias", "flatten", "ravel", "to"}
 """Operators that return a view where the order in memory allows it, and otherwise a copy; see AsOperators for alias."""
@@ -56,13 +57,13 @@ def _functional(program: Program) -> Program:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of torch's own code
-            result = program.run_decompositions({target: known[target] for target in hidden})
+            made = program.run_decompositions({target: known[target] for target in hidden})
     except Exception as error:  # a model may call anything of torch
         raise CaptureError(
             f"the model changes a tensor in place in a way that cannot be captured: {in_one_line(error)}"
         ) from error
-    forget_tensors(result)
-    return result
+    forget_tensors(made)
+    return made
 
 
 def forget_tensors(program: Program) -> None:
@@ -139,7 +140,7 @@ def _function_of(node: fx.Node, targets: list[fx.Node]) -> torch._ops.OpOverload
         return None
     given = fx.map_arg((node.args, node.kwargs), lambda one: _on_meta(one.meta["val"]))
     try:
-        made = function(*given[0], **given[1])
+        made = result(function, *given)
     except Exception:  # not every operator runs on the meta device
         return None
     return function if made.dtype == node.meta["val"].dtype else None
