@@ -9,13 +9,17 @@ that changes nothing.
 The time of a descent is limited. A move can gain no more than the time of its layers, so the moves of a sweep are made
 in descending order of that time, and each may take its share of the time that is left: as many neighbours are timed as
 fit, by the seconds that the comparisons took so far, those with the fastest candidates first. A light move without time
-for one neighbour is left out. Every improvement is reported at once, so a run that is ended keeps the best plan so far.
+for one neighbour is left out. Changes of several kernels share a comparison then, which times the current plan once for
+all of them; those that gain are taken together if the network is faster so than with the best of them alone. Every
+improvement is reported at once, so a run that is ended keeps the best plan so far.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from autotune.core import NEVER, Deadline, ProblemError
 from autotune.ir import Layer, Network, Problem
@@ -32,6 +36,8 @@ ORDER_WEIGHT = 0.05
 """Share of the network's time that a change of the order may gain."""
 LEAST_WEIGHT = 0.01
 """Share of the network's time from which on a move gets the time of one neighbour, also if its part is less."""
+JOINT_PLANS = 8
+"""Neighbours in one comparison of several changes of kernels."""
 MAX_REQUEST_SECONDS = 10.0
 """Longest comparison: the measuring process is killed if it does not answer within 30 s."""
 MAX_TIME_RATIO = 0.998
@@ -111,6 +117,14 @@ class PlanTimer:
         return self.compare([plan], 1) is not None
 
 
+@dataclass(frozen=True)
+class _Neighbors:
+    """The plans of a move that are timed."""
+
+    move: Move
+    plans: list[PlanState]
+
+
 class PlanDescent:
     """Coordinate descent over the plans of a network.
 
@@ -185,46 +199,87 @@ class PlanDescent:
         whole = self._total(layer.name for layer in self._timer.layers(plan))
         known = [_identity(move) in self._tried for _, move in moves]
         for is_tried in (False, True):
-            part = [one for one, tried in zip(moves, known, strict=True) if tried is is_tried]
-            left = sum(weight for weight, _ in part)
-            for weight, move in part:
-                available = self._until.left
-                seconds = available * weight / left if left > 0 and math.isfinite(available) else available
-                if weight >= LEAST_WEIGHT * whole and not is_tried:
-                    seconds = max(seconds, min(available, 2 * self._timer.seconds))
-                plan = self._apply(move, plan, self._timer.num_plans(seconds) - 1)
-                left -= weight
+            waiting = deque(one for one, tried in zip(moves, known, strict=True) if tried is is_tried)
+            least = math.inf if is_tried else LEAST_WEIGHT * whole
+            while waiting:
+                plan = self._apply(self._next(waiting, plan, least), plan)
         return plan
 
-    def _apply(self, move: Move, plan: PlanState, most: float) -> PlanState:
-        """Return the fastest plan that a move reaches, or the plan itself if none is faster.
+    def _next(self, waiting: deque[tuple[float, Move]], plan: PlanState, least: float) -> list[_Neighbors]:
+        """Take the next moves, and return as many neighbours of each as there is time for.
+
+        Where time is short, changes of several kernels are timed in one comparison, so that the current plan is timed
+        once for all of them.
 
         Args:
-            move: The move.
+            waiting: The moves that are left, with their weights.
             plan: The current plan.
-            most: Number of neighbours that there is time for.
+            least: Weight from which on a move gets the time of one neighbour.
         """
+        found: list[_Neighbors] = []
+        available, taken = self._until.left, 0
+        while waiting and (not found or (_are_swaps(found[0].move, waiting[0][1]) and taken < JOINT_PLANS)):
+            left = sum(weight for weight, _ in waiting)
+            weight, move = waiting.popleft()
+            is_limited = math.isfinite(available)
+            seconds = available * weight / left if left > 0 and is_limited else available
+            if weight >= least:
+                seconds = max(seconds, min(available, (1 if taken else 2) * self._timer.seconds))
+            neighbors = self._neighbors(move, plan)
+            most = self._timer.num_plans(seconds) - (0 if taken else 1)
+            kept = neighbors if math.isinf(most) else neighbors[: max(0, int(most))]
+            if len(kept) == len(neighbors):
+                self._tried.add(_identity(move))
+            if kept:
+                found.append(_Neighbors(move, kept))
+                taken += len(kept)
+                available -= len(kept) * self._timer.seconds
+            if not is_limited:
+                break
+        return found
+
+    def _neighbors(self, move: Move, plan: PlanState) -> list[PlanState]:
+        """Return the plans that a move reaches and that can run."""
         if isinstance(move, SwapKernel) and not self._runs(move.layers, plan):
-            return plan
+            return []
         neighbors = move.neighbors(plan)
         if isinstance(move, TakeAlternative):  # the others take the same alternatives
             neighbors = [one for one in neighbors if self._can_run(one)]
-        count = len(neighbors)
-        neighbors = neighbors if math.isinf(most) else neighbors[: max(0, int(most))]
-        if len(neighbors) == count:
-            self._tried.add(_identity(move))
-        if not neighbors:
+        return neighbors
+
+    def _apply(self, moves: Sequence[_Neighbors], plan: PlanState) -> PlanState:
+        """Return the fastest plan that one of some moves reaches, or all that gain; the plan itself if none does."""
+        if not moves:
             return plan
-        timed = self._time_ratios(plan, neighbors)
-        ratios = [ratio for ratio, _ in timed]
-        if isinstance(move, SwapKernel):
-            self._shorten_candidates(move, plan, neighbors, ratios)
-        best = min(range(len(ratios)), key=ratios.__getitem__)
-        ratio, result = timed[best]
-        if result is None or ratio >= MAX_TIME_RATIO:
+        timed = self._time_ratios(plan, [neighbor for one in moves for neighbor in one.plans])
+        gains: list[tuple[float, PlanState, Result]] = []
+        for one in moves:
+            own, timed = timed[: len(one.plans)], timed[len(one.plans) :]
+            ratios = [ratio for ratio, _ in own]
+            if isinstance(one.move, SwapKernel):
+                self._shorten_candidates(one.move, plan, one.plans, ratios)
+            best = min(range(len(ratios)), key=ratios.__getitem__)
+            ratio, result = own[best]
+            if result is not None and ratio < MAX_TIME_RATIO:
+                gains.append((ratio, one.plans[best], result))
+        if not gains:
             return plan
-        self._on_improvement(neighbors[best], result)
-        return neighbors[best]
+        _, best_plan, result = min(gains, key=lambda gain: gain[0])
+        self._on_improvement(best_plan, result)
+        if len(gains) == 1:
+            return best_plan
+        changed = [
+            assignment
+            for _, neighbor, _ in gains
+            for name, assignment in neighbor.assignments.items()
+            if assignment != plan.assignments[name]
+        ]
+        joint = plan.with_assignments(changed)
+        ((ratio, result_of_joint),) = self._time_ratios(best_plan, [joint])
+        if result_of_joint is None or ratio >= 1:
+            return best_plan
+        self._on_improvement(joint, result_of_joint)
+        return joint
 
     def _can_run(self, plan: PlanState) -> bool:
         """Return whether the alternatives of a plan can be taken together."""
@@ -277,6 +332,10 @@ class PlanDescent:
             else:
                 timed.append((math.inf, None))
         return timed
+
+
+def _are_swaps(*moves: Move) -> bool:
+    return all(isinstance(move, SwapKernel) for move in moves)
 
 
 def _identity(move: Move) -> tuple[str, ...]:
