@@ -181,6 +181,8 @@ class Captured:
         with _Exporting.lock if is_exported else nullcontext(), ThreadPoolExecutor(1) as untraced:
             if form is None or self.scales is None:
                 return untraced.submit(capture_module, self.module, signature, problem_dtype).result()
+            from fused_resnet.quantization.byte_rewrite import capture_module_bytes
+
             return untraced.submit(
                 capture_module_bytes, self.module, signature, problem_dtype, self.scales, form
             ).result()
