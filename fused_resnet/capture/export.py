@@ -65,6 +65,8 @@ def export(
     signature: Signature,
     device: torch.device,
     memory_format: torch.memory_format = torch.contiguous_format,
+    *,
+    by_calling: bool = True,
 ) -> torch.export.ExportedProgram | TracedGraph:
     """Trace a module on inputs of which those with four dimensions have a memory format.
 
@@ -73,6 +75,7 @@ def export(
         signature: The arguments of the call.
         device: The device of the inputs.
         memory_format: The memory format.
+        by_calling: Whether to try module_trace.py before torch.export.
 
     Raises:
         CaptureError: The module cannot be traced; the message names the submodule.
@@ -86,12 +89,13 @@ def export(
     args, kwargs = put_together(signature.arguments, tensors)
 
     def traced() -> torch.export.ExportedProgram | TracedGraph:
-        try:
-            return trace_module(model, signature.arguments, tensors, positions(model), device)
-        except ControlFlowError as error:
-            raise CaptureError(f"{_innermost(model, error.__traceback__)[0] or 'the model'} {error}") from error
-        except Exception:  # forward may do anything on tensors without data
-            pass
+        if by_calling:
+            try:
+                return trace_module(model, signature.arguments, tensors, positions(model), device)
+            except ControlFlowError as error:
+                raise CaptureError(f"{_innermost(model, error.__traceback__)[0] or 'the model'} {error}") from error
+            except Exception:  # forward may do anything on tensors without data
+                pass
         with AsOperators():
             try:
                 return torch.export.export(model, args, kwargs, strict=False)

@@ -6,7 +6,6 @@ That takes half the time of torch.export, which would also lose the submodules t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +25,6 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 
 from autotune.core import CaptureError, in_one_line
 from fused_resnet.capture.as_operators import AsOperators
-from fused_resnet.capture.meta_recorder import MetaRecorder, meta
 from fused_resnet.capture.nodes import memory, name_of, written
 from fused_resnet.capture.recorder import Recorder
 from fused_resnet.dynamo_graph import DynamoGraph
@@ -50,14 +48,14 @@ class TracedGraph:
         graph_signature: What its placeholders are.
         call_spec: The structure of its results.
         constants: The tensors that the graph makes itself, by name.
-        device: The device for which tensors without data stand in the graph; None for fake tensors.
+        can_be_decomposed: Whether torch can replace changes in place.
     """
 
     graph_module: fx.GraphModule
     graph_signature: ExportGraphSignature
     call_spec: CallSpec
     constants: Mapping[str, torch.Tensor]
-    device: torch.device | None = None
+    can_be_decomposed: bool = True
 
     @property
     def graph(self) -> fx.Graph:
@@ -70,14 +68,14 @@ class TracedGraph:
         Args:
             parts: Functions that run the parts of operators which torch does not replace itself.
         """
-        recorder = Recorder() if self.device is None else MetaRecorder(self.device)
+        recorder = Recorder()
 
         def run(*given: torch.Tensor) -> list[Any]:
             return tree_leaves(_Interpreter(self.graph_module, recorder, parts=parts).run(*given))
 
         places = [node for node in self.graph.nodes if node.op == "placeholder"]
-        with FakeTensorMode() if self.device is None else nullcontext(), torch.no_grad():
-            fakes = [(_fake if self.device is None else meta)(node.meta["val"]) for node in places]
+        with FakeTensorMode(), torch.no_grad():
+            fakes = [_fake(node.meta["val"]) for node in places]
             for node, fake in zip(places, fakes, strict=True):
                 recorder.placeholder(node.name, fake)
             with recorder:
@@ -156,11 +154,7 @@ def trace_graph(model: DynamoGraph, inputs: tuple[torch.Tensor, ...]) -> TracedG
 
 
 def traced(
-    recorder: Recorder,
-    result: Any,
-    state: Sequence[str],
-    inputs: Sequence[str],
-    device: torch.device | None = None,
+    recorder: Recorder, result: Any, state: Sequence[str], inputs: Sequence[str], *, can_be_decomposed: bool = True
 ) -> TracedGraph:
     """Return a recorded program, whose placeholders so far are constants, the state and the inputs.
 
@@ -169,7 +163,7 @@ def traced(
         result: What the program returns.
         state: Names of the parameters and buffers.
         inputs: Names of the inputs.
-        device: That of the result.
+        can_be_decomposed: That of the result.
 
     Raises:
         CaptureError: The program changes its inputs, is in training mode, or needs the values of tensors.
@@ -188,7 +182,7 @@ def traced(
     _refuse_changed_inputs(graph, places)
     signature = _signature(graph, state, inputs, list(recorder.constants))
     graph_module = fx.GraphModule(nn.Module(), graph)
-    return TracedGraph(graph_module, signature, CallSpec(structure), recorder.constants, device)
+    return TracedGraph(graph_module, signature, CallSpec(structure), recorder.constants, can_be_decomposed)
 
 
 def _fake(one: torch.Tensor) -> torch.Tensor:

@@ -24,8 +24,8 @@ _ROUNDS = 3
 Program = torch.export.ExportedProgram | TracedGraph
 
 
-def without_changes(program: Program) -> Program:
-    """Return a program that changes no tensor in place and computes the same.
+def without_changes(program: Program) -> Program | None:
+    """Return a program that changes no tensor in place and computes the same; None if torch.export is needed for it.
 
     Raises:
         CaptureError: It changes a parameter, a buffer or a constant, or cannot do without a change in place.
@@ -33,6 +33,8 @@ def without_changes(program: Program) -> Program:
     for _ in range(_ROUNDS):
         if _change_nothing(program):
             return program
+        if isinstance(program, TracedGraph) and not program.can_be_decomposed:
+            return None
         program = _functional(program)
     node = next((node for node in program.graph.nodes if written(node)), None)
     if node is None:

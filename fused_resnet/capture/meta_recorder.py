@@ -35,14 +35,14 @@ class MetaRecorder(Recorder):
 
     Args:
         device: The device.
-        model: The module whose forward runs; None for a graph, whose nodes know their submodules.
+        model: The module whose forward runs.
     """
 
-    def __init__(self, device: torch.device, model: nn.Module | None = None) -> None:
+    def __init__(self, device: torch.device, model: nn.Module) -> None:
         super().__init__()
         self._device = device
         self._stand_ins: dict[int, torch.Tensor] = {}
-        self._paths = {id(part): (name, type(part)) for name, part in model.named_modules()} if model else None
+        self._paths = {id(part): (name, type(part)) for name, part in model.named_modules()}
 
     def stand_in(self, name: str, value: torch.Tensor) -> None:
         """Make a placeholder of a tensor of the model; operators take a tensor without data in its place."""
@@ -67,8 +67,6 @@ class MetaRecorder(Recorder):
         """
         if func is torch.ops.aten.lift_fresh_copy.default:
             return meta(args[0])
-        if "conv" in func.__name__ and any(isinstance(one, torch.Tensor) and not one.is_contiguous() for one in args):
-            raise CaptureError(f"the order in memory of what {func} makes depends on the device")
         args, kwargs = tree_map(self._on_meta, (args, kwargs))
         value = result(func, args, kwargs)
         if any(isinstance(one, torch.Tensor) and one.device != META for one in tree_leaves(value)):
@@ -80,8 +78,6 @@ class MetaRecorder(Recorder):
 
     def submodules(self) -> Mapping[str, Any] | None:
         """Return the innermost submodule whose forward is running, as torch.export notes it."""
-        if self._paths is None:
-            return self.stack
         frame: FrameType | None = sys._getframe()
         while frame:
             if frame.f_code in _CALLS and (found := self._paths.get(id(frame.f_locals["self"]))):

@@ -56,7 +56,7 @@ def trace_module(
             result = tree_map(recorder.replaced, model(*args))
         if not all(isinstance(leaf, _LEAVES) for leaf in tree_leaves(result)):
             raise CaptureError("a result is neither a tensor nor a constant")
-        return traced(recorder, result, list(state), names, device)
+        return traced(recorder, result, list(state), names, can_be_decomposed=False)
 
 
 class ControlFlowError(CaptureError):

@@ -47,6 +47,7 @@ class Recorder(TorchDispatchMode):
     def placeholder(self, name: str, value: torch.Tensor) -> fx.Node:
         """Return a new placeholder behind the others, which stands for a tensor."""
         node = self.graph.placeholder(name)
+        node.name = name  # torch.fx gives another one instead of a name of Python, such as input
         self._keep(node, value)
         return node
 

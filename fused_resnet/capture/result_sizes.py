@@ -1,7 +1,8 @@
 """The sizes of what operators return for tensors without data.
 
 Torch knows these, too, but for most operators of a CNN its rules are in Python and import Dynamo or SymPy, which takes
-seconds. Those operators have rules here, for contiguous tensors in floating point; torch's serve for all others.
+seconds. Those operators have rules here, for tensors in floating point that are contiguous or channels last. Torch's
+rules serve for all others.
 """
 
 from __future__ import annotations
@@ -23,19 +24,47 @@ def result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the result of an operator on tensors without data.
 
     Raises:
-        CaptureError: The operator does not take such tensors.
+        CaptureError: The operator does not take such tensors, or the order of its result in memory is not known.
     """
-    rule = _RULES.get(func)
-    if rule and not kwargs and _are_plain(args):
-        return rule(*args)
-    return func(*args, **kwargs)
+    rule, tensors = _RULES.get(func), [one for one in tree_leaves(args) if isinstance(one, torch.Tensor)]
+    order = _order(tensors, is_convolution=rule is _conv2d)
+    if rule is _mean and order is torch.channels_last:
+        order = None  # axes of size 1 have other strides
+    if rule is None or kwargs or order is None or len({one.dtype for one in tensors}) > 1:
+        if "conv" in str(func) and not all(map(_is_only_contiguous, tensors)):
+            raise CaptureError(f"the order in memory of what {func} makes depends on the device")
+        return func(*args, **kwargs)
+    made = rule(*args)
+    if order is torch.contiguous_format or made.dim() != 4 or any(made is one for one in args):
+        return made
+    return torch.empty(made.shape, dtype=made.dtype, device=META, memory_format=order)
 
 
-def _are_plain(args: Sequence[Any]) -> bool:
-    """Return whether the tensors among some arguments are contiguous and in floating point, of one dtype."""
-    tensors = [one for one in tree_leaves(args) if isinstance(one, torch.Tensor)]
-    first = tensors[0].dtype if tensors else torch.int64
-    return first.is_floating_point and all(one.dtype == first and one.is_contiguous() for one in tensors)
+def _order(tensors: Sequence[torch.Tensor], *, is_convolution: bool) -> torch.memory_format | None:
+    """Return the memory format of an operator's result: that of its arguments; None if they have several or another.
+
+    Of a convolution without groups, one argument in channels last suffices. Integers have none.
+    """
+    if not tensors or not tensors[0].dtype.is_floating_point:
+        return None
+    last = [one for one in tensors if one.dim() == 4 and one.is_contiguous(memory_format=torch.channels_last)]
+    others = [one for one in tensors if not any(one is known for known in last)]
+    if is_convolution and any(map(_has_strides_of_channels_last, last)):
+        fits = all(one.is_contiguous() for one in others) and tensors[0].shape[1] == tensors[1].shape[1]
+        return torch.channels_last if fits else None
+    if all(one.is_contiguous() for one in tensors):
+        return torch.contiguous_format
+    return torch.channels_last if all(one.is_contiguous() and one.dim() != 4 for one in others) else None
+
+
+def _is_only_contiguous(x: torch.Tensor) -> bool:
+    return x.is_contiguous() and not (x.dim() == 4 and _has_strides_of_channels_last(x))
+
+
+def _has_strides_of_channels_last(x: torch.Tensor) -> bool:
+    """Return whether torch calls x channels last, where axes of one element leave open which format it has."""
+    n, c, h, w = x.stride()
+    return c == 1 and w >= x.shape[1] and h >= w * x.shape[3] and n >= h * x.shape[2] and x.shape[1:].numel() > 1
 
 
 def _made(like: torch.Tensor, *shape: int) -> torch.Tensor:

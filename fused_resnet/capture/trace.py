@@ -66,11 +66,20 @@ def trace(model: nn.Module, signature: Signature, dtype: str) -> Traced:
     device, found = check(model)
     if found and found != DTYPES[dtype]:
         raise CaptureError(f"the model is in {found} and the input in {DTYPES[dtype]}: convert one with .to()")
-    exported = export(model, signature, device)
+    program = _program(model, signature, device) or _program(model, signature, device, by_calling=False)
+    assert program
+    return _read(program)
+
+
+def _program(
+    model: nn.Module, signature: Signature, device: torch.device, *, by_calling: bool = True
+) -> Program | None:
+    """Return a program without changes in place; None if torch.export is needed for it, and `by_calling` is True."""
+    exported = export(model, signature, device, by_calling=by_calling)
     inline_inert_regions(exported.graph_module, exported.graph)
-    _refuse_layouts_of_inputs(model, signature, device, exported)
+    _refuse_layouts_of_inputs(model, signature, device, exported, by_calling=by_calling)
     _remove(exported.graph, _dropped_out)
-    return _read(without_changes(exported))
+    return without_changes(exported)
 
 
 def _refuse_unknown_sizes(node: fx.Node) -> None:
@@ -146,7 +155,9 @@ def _is_channels_last(value: torch.Tensor) -> bool:
     return value.dim() == 4 and not value.is_contiguous() and value.is_contiguous(memory_format=torch.channels_last)
 
 
-def _refuse_layouts_of_inputs(model: nn.Module, signature: Signature, device: torch.device, exported: Program) -> None:
+def _refuse_layouts_of_inputs(
+    model: nn.Module, signature: Signature, device: torch.device, exported: Program, *, by_calling: bool
+) -> None:
     """Check that nothing depends on the order of elements in memory that follows from that of the input.
 
     The memory format of the input may be any. What depends on it are operators that read memory, and whether an
@@ -156,7 +167,7 @@ def _refuse_layouts_of_inputs(model: nn.Module, signature: Signature, device: to
     if not reads and not views:
         return
     try:
-        graph = export(model, signature, device, torch.channels_last).graph
+        graph = export(model, signature, device, torch.channels_last, by_calling=by_calling).graph
     except CaptureError:
         return  # forward itself takes contiguous inputs alone
     others = _memory_reads(graph)

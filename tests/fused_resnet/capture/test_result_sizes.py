@@ -5,6 +5,8 @@ import itertools
 import pytest
 import torch
 
+from autotune.core import CaptureError
+from fused_resnet.capture.meta_recorder import meta
 from fused_resnet.capture.result_sizes import META, result
 
 aten = torch.ops.aten
@@ -56,6 +58,30 @@ def test_sizes_are_those_of_the_operator(operator, args):
     found = result(operator, given, {})
     assert (found.shape, found.stride(), found.dtype) == (expected.shape, expected.stride(), expected.dtype)
     assert found.device == META and (found is given[0]) == operator._schema.is_mutable
+
+
+@pytest.mark.parametrize("last", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize(("operator", "args"), CASES, ids=lambda one: str(one).removeprefix("aten."))
+def test_a_known_result_has_the_operators_order_in_memory(operator, args, last):
+    """Arguments with four dimensions are channels last, those at even and at odd places."""
+
+    def ordered(value, i):
+        is_last = isinstance(value, torch.Tensor) and value.dim() == 4 and last[i % 2]
+        return value.contiguous(memory_format=torch.channels_last) if is_last else value
+
+    given = [on("cpu", one) for one in args]
+    real = [
+        [ordered(one, j) for j, one in enumerate(value)] if isinstance(value, list) else ordered(value, i)
+        for i, value in enumerate(given)
+    ]
+    traced = torch.utils._pytree.tree_map(lambda one: meta(one) if isinstance(one, torch.Tensor) else one, real)
+    try:
+        found = result(operator, traced, {})
+    except CaptureError:
+        assert operator is aten.conv2d.default and real[0].shape[1] != real[1].shape[1]
+        return
+    expected = operator(*real)
+    assert (found.shape, found.stride(), found.dtype) == (expected.shape, expected.stride(), expected.dtype)
 
 
 @pytest.mark.parametrize(("operator", "args"), WRONG, ids=lambda one: str(one).removeprefix("aten."))
