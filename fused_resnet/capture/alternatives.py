@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from autotune.ir import (
@@ -62,26 +61,16 @@ _MERGED = (32, 64)
 """Channels of a merged group: they fill a tensor-core instruction, so the products with zeros cost little."""
 
 
-@dataclass(frozen=True)
-class _Flow:
-    """A layer with the buffers that it reads and writes, which take time to find."""
-
-    layer: Layer
-    reads: frozenset[str]
-    writes: tuple[str, ...]
-
-
 def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
     """Return all alternatives to some of the layers."""
     found: list[Alternative] = []
     wiring = Wiring(layers)
-    flow = [_Flow(layer, frozenset(layer.reads), layer.writes) for layer in layers]
     for layer in layers:
         found += _merged_groups(layer)
         found += _shuffled_product(layer)
-        found += _paired(flow, layer)
-        found += _projected(flow, layer)
-        reader = _only_reader(wiring, layer)
+        found += _paired(wiring, layer)
+        found += _projected(wiring, layer)
+        reader = wiring.successor(layer)
         if reader is None:
             continue
         match (layer.problem, reader.problem):
@@ -105,16 +94,7 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
     return (*found, *blocks, *patch_stems(wiring, blocks))
 
 
-def _only_reader(wiring: Wiring, of: Layer) -> Layer | None:
-    """Return the only layer that reads a layer's result, if it reads it as its input `x` alone, in the same shape."""
-    readers = wiring.readers(of.buffers["y"])
-    if len(readers) != 1 or not wiring.is_between(of, readers[0]) or readers[0].buffers.get("x") != of.buffers["y"]:
-        return None
-    (x,) = (operand for operand in readers[0].problem.operands() if operand.name == "x")
-    return readers[0] if x.shape == of.problem.output_shape else None
-
-
-def _paired(flow: Sequence[_Flow], first: Layer) -> Iterator[Alternative]:
+def _paired(wiring: Wiring, first: Layer) -> Iterator[Alternative]:
     """Yield a 1x1 convolution or linear layer together with the first one that reads its result.
 
     If others read the result too, such as the sum at the end of a residual block, it is written as well.
@@ -122,33 +102,29 @@ def _paired(flow: Sequence[_Flow], first: Layer) -> Iterator[Alternative]:
     made = first.buffers["y"]
     if is_output(made) or not _is_product(first):
         return
-    readers = [one for one in flow if made in one.reads]
-    second = next((one for one in readers if one.layer.buffers.get("x") == made and _is_product(one.layer)), None)
-    if second is None or _rows(first) != _rows(second.layer):
+    readers = wiring.readers(made)
+    second = next((layer for layer in readers if layer.buffers.get("x") == made and _is_product(layer)), None)
+    if second is None or _rows(first) != _rows(second):
         return
-    later = _computed_from(flow, made) | set(first.writes) - {made}  # the first product cannot wait for these
-    if not later.isdisjoint(second.reads) or list(second.layer.buffers.values()).count(made) > 1:
+    later = wiring.computed_from(made) | set(first.writes) - {made}  # the first product cannot wait for these
+    if not later.isdisjoint(second.reads) or list(second.buffers.values()).count(made) > 1:
         return
     keep = len(readers) > 1
     y = first.problem.operands()[2].bytes
     saved = y if keep else 2 * y
-    if saved < _LEAST_SAVED * (first.problem.bytes + second.layer.problem.bytes):
+    if saved < _LEAST_SAVED * (first.problem.bytes + second.problem.bytes):
         return
-    both = fuse_pair(first, second.layer, f"{second.layer.name}.paired", keep)
+    both = fuse_pair(first, second, f"{second.name}.paired", keep)
     if both:
-        yield Alternative(both.name, (first.name, second.layer.name), (both,))
+        yield Alternative(both.name, (first.name, second.name), (both,))
 
 
-def _projected(flow: Sequence[_Flow], first: Layer) -> Iterator[Alternative]:
+def _projected(wiring: Wiring, first: Layer) -> Iterator[Alternative]:
     """Yield a convolution together with another one that adds its result, if one of the two is a projection."""
-    made = first.buffers["y"]
-    if is_output(made) or not _is_convolution(first):
+    if not _is_convolution(first):
         return
-    readers = [one.layer for one in flow if made in one.reads]
-    if len(readers) != 1 or not _is_convolution(readers[0]) or readers[0].buffers["x"] == made:
-        return
-    adding = readers[0]
-    if list(adding.buffers.values()).count(made) > 1:
+    adding = wiring.only_reader(first)
+    if adding is None or not _is_convolution(adding) or adding.buffers["x"] == first.buffers["y"]:
         return
     for conv, project in ((adding, first), (first, adding)):
         both = fuse_skip(conv, project, adding, f"{adding.name}.projected")
@@ -178,15 +154,6 @@ def _is_product(layer: Layer) -> bool:
 def _rows(layer: Layer) -> int:
     """Return the rows of a product: its pixels."""
     return math.prod(layer.problem.output_shape[:-1])
-
-
-def _computed_from(flow: Sequence[_Flow], buffer: str) -> set[str]:
-    """Return the buffers that are computed from one, directly or not; the layers are in an order in which they run."""
-    found: set[str] = set()
-    for one in flow:
-        if buffer in one.reads or not found.isdisjoint(one.reads):
-            found.update(one.writes)
-    return found
 
 
 def _merged_groups(conv: Layer) -> Iterator[Alternative]:
@@ -298,7 +265,7 @@ def _with_cast(wiring: Wiring, stem: Layer, last: Layer, replaced: tuple[str, ..
         last: The layer whose result the stem computes.
         replaced: The layers in whose place the stem stands.
     """
-    cast = _only_reader(wiring, last)
+    cast = wiring.successor(last)
     if cast is None or not isinstance(cast.problem, Cast):
         return
     both = fuse_cast(stem, cast, f"{stem.name}.{cast.problem.result}")
@@ -308,7 +275,7 @@ def _with_cast(wiring: Wiring, stem: Layer, last: Layer, replaced: tuple[str, ..
 
 def _max_pool_after(wiring: Wiring, conv: Layer) -> Layer | None:
     """Return the square max pool that alone reads a convolution's result, if it commutes with the epilogue."""
-    reader = _only_reader(wiring, conv)
+    reader = wiring.successor(conv)
     if reader is None or not set(conv.problem.epilogue.names) <= _RISING:
         return None
     pool = reader.problem
@@ -330,7 +297,7 @@ def _expanded(wiring: Wiring, expand: Layer, depthwise: Layer) -> Iterator[Alter
     both = fuse_expand(expand, depthwise, f"{depthwise.name}.expanded")
     if both:
         yield Alternative(both.name, (expand.name, depthwise.name), (both,))
-    project = _only_reader(wiring, depthwise)
+    project = wiring.successor(depthwise)
     if project is None or not isinstance(project.problem, Conv2d) or conv.epilogue.accesses_tensors:
         return
     if project.problem.is_product:

@@ -75,7 +75,7 @@ def residual(wiring: Wiring, tail: Layer) -> SeResidual | None:
 def _before(wiring: Wiring, layer: Layer, operand: str) -> Layer | None:
     """Return the layer whose result another one alone reads as an operand; None if there is none."""
     maker = wiring.maker(layer.buffers[operand])
-    return maker if maker and wiring.is_between(maker, layer) else None
+    return maker if maker and wiring.only_reader(maker) is layer else None
 
 
 def whole(block: SeResidual, name: str) -> Layer | None:
