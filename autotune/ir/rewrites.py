@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
 
-from autotune.core import ProblemError
+from autotune.ir.alternatives.joining import (
+    add_arguments,
+    fields_of,
+    fields_without_epilogue,
+    joined_row,
+    joint_problem,
+)
 from autotune.ir.byte_formats import BYTE_FORMATS
 from autotune.ir.constant_expr import ConstantExpr, ConstantSource
-from autotune.ir.epilogue import Argument, Epilogue
+from autotune.ir.epilogue import Epilogue
 from autotune.ir.network import Layer
 from autotune.ir.operators import (
     AvgPool2d,
@@ -26,9 +30,6 @@ from autotune.ir.operators import (
     Stem,
     StemCast,
 )
-from autotune.ir.problem import Problem
-
-P = TypeVar("P", bound=Problem)
 
 
 def fuse_pool_projection(pool: Layer, conv: Layer, name: str) -> Layer:
@@ -54,7 +55,7 @@ def fuse_expand(expand: Layer, depthwise: Layer, name: str) -> Layer | None:
     product, conv = expand.problem, depthwise.problem
     assert isinstance(product, Conv2d) and isinstance(conv, Conv2d)
     sizes = {**fields_of(product, "n h w c k dtype"), **fields_of(conv, "r s stride pad")}
-    return _in_a_row(ExpandDepthwise, (expand, depthwise), name, sizes)
+    return joined_row(ExpandDepthwise, (expand, depthwise), name, sizes)
 
 
 def fuse_inverted(expand: Layer, depthwise: Layer, project: Layer, name: str) -> Layer | None:
@@ -70,7 +71,7 @@ def fuse_inverted(expand: Layer, depthwise: Layer, project: Layer, name: str) ->
         "hidden": product.k,
         "k": last.k,
     }
-    return _in_a_row(InvertedResidual, (expand, depthwise, project), name, sizes)
+    return joined_row(InvertedResidual, (expand, depthwise, project), name, sizes)
 
 
 def fuse_convolutions(first: Layer, second: Layer, name: str) -> Layer | None:
@@ -82,38 +83,7 @@ def fuse_convolutions(first: Layer, second: Layer, name: str) -> Layer | None:
     assert isinstance(product, Conv2d) and isinstance(conv, Conv2d)
     sizes = {**fields_of(product, "n h w c dtype"), **fields_of(conv, "k r s stride pad"), "hidden": product.k}
     window = {f"first_{field}": value for field, value in fields_of(product, "r s stride pad").items()}
-    return _in_a_row(Conv2dPair, (first, second), name, sizes | window)
-
-
-def fields_of(problem: Problem, names: str) -> dict[str, Any]:
-    """Return fields of a problem by their names, which are separated by spaces."""
-    return {name: getattr(problem, name) for name in names.split()}
-
-
-def _in_a_row(kind: type[Problem], layers: Sequence[Layer], name: str, sizes: Mapping[str, Any]) -> Layer | None:
-    """Return convolutions, each of which alone reads the result of the one before it, as one layer.
-
-    In the joint chain a step `conv` stands in front of the steps of each but the first. None if one layer cannot have
-    the tensors, scalars and steps of all.
-
-    Args:
-        kind: The joint problem, whose weights are weight1, weight2, ... in the order of the layers.
-        layers: The convolutions.
-        name: Name of the layer.
-        sizes: The fields of the joint problem but for the epilogue.
-    """
-    first, *others = layers
-    chain = first.problem.epilogue.names
-    for layer in others:
-        chain = (*chain, "conv", *layer.problem.epilogue.names)
-    problem = joint_problem(kind, chain, **sizes)
-    if problem is None:
-        return None
-    buffers = {"x": first.buffers["x"], "y": layers[-1].buffers["y"]}
-    weights = {f"weight{i}": layer.weights["weight"] for i, layer in enumerate(layers, 1)}
-    old = [(layer, argument) for layer in layers for argument in layer.problem.epilogue.arguments]
-    add_arguments(old, problem.epilogue.arguments, buffers, weights)
-    return Layer(name, problem, buffers, weights, tuple(scalar for layer in layers for scalar in layer.scalars))
+    return joined_row(Conv2dPair, (first, second), name, sizes | window)
 
 
 def fuse_cast(stem: Layer, cast: Layer, name: str) -> Layer | None:
@@ -253,37 +223,3 @@ def fuse_concat(concat: Layer, conv: Layer, name: str) -> Layer | None:
     old += [(conv, argument) for argument in product.epilogue.arguments]
     add_arguments(old, problem.epilogue.arguments, buffers, weights)
     return Layer(name, problem, buffers, weights, (*concat.scalars, *conv.scalars))
-
-
-def joint_problem(kind: type[P], names: tuple[str, ...], **fields: Any) -> P | None:
-    """Return a problem with a joint chain; None if one layer cannot have all its tensors, scalars and steps."""
-    try:
-        return kind(**fields, epilogue=Epilogue(names))
-    except ProblemError:
-        return None
-
-
-def fields_without_epilogue(problem: Problem) -> dict[str, Any]:
-    """Return all fields of a problem but its epilogue, by name."""
-    return {f.name: getattr(problem, f.name) for f in dataclasses.fields(problem) if f.name != "epilogue"}
-
-
-def add_arguments(
-    old: Sequence[tuple[Layer, Argument]],
-    new: Sequence[Argument],
-    buffers: dict[str, str],
-    weights: dict[str, ConstantSource],
-) -> None:
-    """Add the tensors of layers' steps to `buffers` and `weights`, under their names in the joint chain.
-
-    Args:
-        old: The arguments of the chain, in order, each with the layer that it comes from.
-        new: The same arguments in the joint chain, in which they are numbered anew.
-        buffers: Activations of the joint layer, by operand.
-        weights: Constants of the joint layer, by operand.
-    """
-    for (layer, argument), renamed in zip(old, new, strict=True):
-        if argument.kind == "vector":
-            weights[renamed.name] = layer.weights[argument.name]
-        elif argument.kind != "scalar":
-            buffers[renamed.name] = layer.buffers[argument.name]

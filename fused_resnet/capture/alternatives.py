@@ -13,20 +13,19 @@ from autotune.ir import (
     ConstantExpr,
     Epilogue,
     Layer,
-    fold_gate,
     fuse_cast,
     fuse_concat,
     fuse_convolutions,
     fuse_expand,
-    fuse_gate,
     fuse_inverted,
     fuse_pair,
     fuse_pool_projection,
     fuse_skip,
     is_output,
-    split_gate,
 )
 from autotune.ir.alternatives import patch_stems, se_blocks
+from autotune.ir.alternatives.gated_convolutions import gated_convolutions
+from autotune.ir.alternatives.gated_products import gated_products
 from autotune.ir.alternatives.wiring import Wiring
 from autotune.ir.operators import (
     AvgPool2d,
@@ -37,8 +36,6 @@ from autotune.ir.operators import (
     DepthToSpace,
     Gemm,
     MaxPool2d,
-    SeTail,
-    SqueezeExcite,
     Stem,
     ToChannelsLast,
 )
@@ -70,6 +67,8 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
         found += _shuffled_product(layer)
         found += _paired(wiring, layer)
         found += _projected(wiring, layer)
+        found += gated_products(wiring, layer)
+        found += gated_convolutions(wiring, layer)
         reader = wiring.successor(layer)
         if reader is None:
             continue
@@ -81,15 +80,8 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
                 found += list(_chained(layer, reader))
             case (Concat(), Conv2d()):
                 found += list(_read_by_product(layer, reader))
-            case (SeTail() | SqueezeExcite(), Conv2d()):
-                found += list(_scaled_by_product(layer, reader))
             case (AvgPool2d(), Conv2d()) if not layer.problem.epilogue.names:
                 found += list(_pooled_projection(layer, reader))
-            case (Conv2d(), SeTail()) if "store" not in layer.problem.epilogue.names:
-                both = fold_gate(layer, reader, f"{reader.name}.folded") or fuse_gate(
-                    layer, reader, f"{reader.name}.gated"
-                )
-                found += [Alternative(both.name, (layer.name, reader.name), (both,))] if both else []
     blocks = list(se_blocks(wiring))
     return (*found, *blocks, *patch_stems(wiring, blocks))
 
@@ -334,17 +326,6 @@ def _read_by_product(concat: Layer, conv: Layer) -> Iterator[Alternative]:
         both = fuse_concat(concat, conv, f"{conv.name}.concat")
         if both:
             yield Alternative(both.name, (concat.name, conv.name), (both,))
-
-
-def _scaled_by_product(excite: Layer, conv: Layer) -> Iterator[Alternative]:
-    """Yield a 1x1 convolution that scales its input by the gates of the squeeze-and-excitation before it."""
-    product = conv.problem
-    assert isinstance(product, Conv2d)
-    fits = product.is_product and product.dtype in ("f16", "bf16")
-    if fits and "store" not in excite.problem.epilogue.names:
-        parts = split_gate(excite, conv, f"{conv.name}.scaled")
-        if parts:
-            yield Alternative(f"{conv.name}.scaled", (excite.name, conv.name), parts)
 
 
 def _pooled_projection(pool: Layer, conv: Layer) -> Iterator[Alternative]:
