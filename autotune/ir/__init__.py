@@ -40,10 +40,8 @@ from autotune.ir.reference import MAX_SUM_ERROR, Form, all_forms, compute, forms
 from autotune.ir.rewrites import (
     fuse_cast,
     fuse_concat,
-    fuse_convolutions,
     fuse_expand,
     fuse_inverted,
-    fuse_pair,
     fuse_pool_projection,
     fuse_skip,
 )
@@ -90,10 +88,8 @@ __all__ = [
     "full_name",
     "fuse_cast",
     "fuse_concat",
-    "fuse_convolutions",
     "fuse_expand",
     "fuse_inverted",
-    "fuse_pair",
     "fuse_pool_projection",
     "fuse_skip",
     "input_name",

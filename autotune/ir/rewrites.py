@@ -21,12 +21,9 @@ from autotune.ir.operators import (
     Concat,
     ConcatConv2d,
     Conv2d,
-    Conv2dPair,
     Conv2dSkip,
     ExpandDepthwise,
-    Gemm,
     InvertedResidual,
-    PointwisePair,
     Stem,
     StemCast,
 )
@@ -74,18 +71,6 @@ def fuse_inverted(expand: Layer, depthwise: Layer, project: Layer, name: str) ->
     return joined_row(InvertedResidual, (expand, depthwise, project), name, sizes)
 
 
-def fuse_convolutions(first: Layer, second: Layer, name: str) -> Layer | None:
-    """Return two convolutions, the second of which reads the first one's result, as one layer without that tensor.
-
-    None if one layer cannot have the tensors, scalars and steps of both. Neither has groups or a dilation.
-    """
-    product, conv = first.problem, second.problem
-    assert isinstance(product, Conv2d) and isinstance(conv, Conv2d)
-    sizes = {**fields_of(product, "n h w c dtype"), **fields_of(conv, "k r s stride pad"), "hidden": product.k}
-    window = {f"first_{field}": value for field, value in fields_of(product, "r s stride pad").items()}
-    return joined_row(Conv2dPair, (first, second), name, sizes | window)
-
-
 def fuse_cast(stem: Layer, cast: Layer, name: str) -> Layer | None:
     """Return a stem and the cast after it as one layer.
 
@@ -103,49 +88,6 @@ def fuse_cast(stem: Layer, cast: Layer, name: str) -> Layer | None:
     old = [(layer, one) for layer in (stem, cast) for one in layer.problem.epilogue.arguments]
     add_arguments(old, problem.epilogue.arguments, buffers, weights)
     return Layer(name, problem, buffers, weights, (*stem.scalars, *cast.scalars))
-
-
-def fuse_pair(first: Layer, second: Layer, name: str, keep: bool) -> Layer | None:
-    """Return two 1x1 convolutions or linear layers, the second of which reads the first one's result, as one layer.
-
-    None if one layer cannot have all the tensors, scalars and steps of the two.
-
-    Args:
-        first: The first.
-        second: The second.
-        name: Name of the layer.
-        keep: Whether it also writes the tensor between them, for other readers.
-    """
-    product, other = _as_convolution(first), _as_convolution(second)
-    old = [(first, argument) for argument in product.epilogue.arguments]
-    chain = product.epilogue.names
-    if keep:
-        (written,) = Epilogue(("store",)).arguments
-        old.append((dataclasses.replace(first, buffers={written.name: first.buffers["y"]}), written))
-        chain = (*chain, "store")
-    old += [(second, argument) for argument in other.epilogue.arguments]
-    sizes = fields_of(product, "n h w c dtype")
-    problem = joint_problem(
-        PointwisePair, (*chain, "conv", *other.epilogue.names), **sizes, hidden=product.k, k=other.k
-    )
-    if problem is None:
-        return None
-    buffers = {"x": first.buffers["x"], "y": second.buffers["y"]}
-    weights: dict[str, ConstantSource] = {
-        f"weight{i}": ConstantExpr("as_filter", (layer.weights["weight"],))
-        if isinstance(layer.problem, Gemm)
-        else layer.weights["weight"]
-        for i, layer in enumerate((first, second), 1)
-    }
-    add_arguments(old, problem.epilogue.arguments, buffers, weights)
-    return Layer(name, problem, buffers, weights, (*first.scalars, *second.scalars))
-
-
-def _as_convolution(layer: Layer) -> Conv2d:
-    """Return a 1x1 convolution, or that which computes the same as a linear layer."""
-    problem = layer.problem
-    assert isinstance(problem, Conv2d | Gemm)
-    return problem.as_conv2d if isinstance(problem, Gemm) else problem
 
 
 def fuse_skip(conv: Layer, project: Layer, adding: Layer, name: str) -> Layer | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -15,17 +14,16 @@ from autotune.ir import (
     Layer,
     fuse_cast,
     fuse_concat,
-    fuse_convolutions,
     fuse_expand,
     fuse_inverted,
-    fuse_pair,
     fuse_pool_projection,
     fuse_skip,
-    is_output,
 )
 from autotune.ir.alternatives import patch_stems, se_blocks
+from autotune.ir.alternatives.conv_pairs import conv_pairs
 from autotune.ir.alternatives.gated_convolutions import gated_convolutions
 from autotune.ir.alternatives.gated_products import gated_products
+from autotune.ir.alternatives.pointwise_pairs import pointwise_pairs
 from autotune.ir.alternatives.wiring import Wiring
 from autotune.ir.operators import (
     AvgPool2d,
@@ -34,7 +32,6 @@ from autotune.ir.operators import (
     Conv2d,
     Conv2dDgrad,
     DepthToSpace,
-    Gemm,
     MaxPool2d,
     Stem,
     ToChannelsLast,
@@ -42,18 +39,11 @@ from autotune.ir.operators import (
 
 T = TypeVar("T")
 
-_LEAST_SAVED = 1 / 8
-"""Least share of two products' bytes that joining them must save: each alternative takes time from a tune."""
 
 _RISING = {"bias", "add_scalar", "relu", "relu6", "clamp", "sigmoid", "tanh", "hardsigmoid"}
 """Steps that never decrease: max(step(x)) = step(max(x)), so they commute with a max pool."""
 _PADDED = (4, 8)
 """Numbers of channels to which the image is padded, so that kernels can read it in wider accesses."""
-_WINDOWS = ((1, 1), (3, 3))
-"""Filters of two convolutions that are taken together."""
-_MOST_FILTER_BYTES = 64 * 1024
-"""Weights of both. Each thread block reads all of them, and multiplies by mma.sync. On an H200 pairs with 9 to 37 kB
-are up to 1.6x faster than their two layers, and pairs with 82 kB are slower (docs/experiments/residual-blocks.md)."""
 _MERGED = (32, 64)
 """Channels of a merged group: they fill a tensor-core instruction, so the products with zeros cost little."""
 
@@ -65,7 +55,7 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
     for layer in layers:
         found += _merged_groups(layer)
         found += _shuffled_product(layer)
-        found += _paired(wiring, layer)
+        found += pointwise_pairs(wiring, layer)
         found += _projected(wiring, layer)
         found += gated_products(wiring, layer)
         found += gated_convolutions(wiring, layer)
@@ -77,38 +67,13 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
                 found += list(_first_layers(wiring, layer, reader))
             case (Conv2d(), Conv2d()):
                 found += list(_expanded(wiring, layer, reader))
-                found += list(_chained(layer, reader))
+                found += conv_pairs(wiring, layer)
             case (Concat(), Conv2d()):
                 found += list(_read_by_product(layer, reader))
             case (AvgPool2d(), Conv2d()) if not layer.problem.epilogue.names:
                 found += list(_pooled_projection(layer, reader))
     blocks = list(se_blocks(wiring))
     return (*found, *blocks, *patch_stems(wiring, blocks))
-
-
-def _paired(wiring: Wiring, first: Layer) -> Iterator[Alternative]:
-    """Yield a 1x1 convolution or linear layer together with the first one that reads its result.
-
-    If others read the result too, such as the sum at the end of a residual block, it is written as well.
-    """
-    made = first.buffers["y"]
-    if is_output(made) or not _is_product(first):
-        return
-    readers = wiring.readers(made)
-    second = next((layer for layer in readers if layer.buffers.get("x") == made and _is_product(layer)), None)
-    if second is None or _rows(first) != _rows(second):
-        return
-    later = wiring.computed_from(made) | set(first.writes) - {made}  # the first product cannot wait for these
-    if not later.isdisjoint(second.reads) or list(second.buffers.values()).count(made) > 1:
-        return
-    keep = len(readers) > 1
-    y = first.problem.operands()[2].bytes
-    saved = y if keep else 2 * y
-    if saved < _LEAST_SAVED * (first.problem.bytes + second.problem.bytes):
-        return
-    both = fuse_pair(first, second, f"{second.name}.paired", keep)
-    if both:
-        yield Alternative(both.name, (first.name, second.name), (both,))
 
 
 def _projected(wiring: Wiring, first: Layer) -> Iterator[Alternative]:
@@ -130,22 +95,6 @@ def _is_convolution(layer: Layer) -> bool:
     problem = layer.problem
     in_dtype = problem.dtype in ("f16", "bf16", *BYTE_FORMATS) and problem.output_dtype == problem.dtype
     return isinstance(problem, Conv2d) and in_dtype
-
-
-def _is_product(layer: Layer) -> bool:
-    """Return whether a layer is a linear layer or a 1x1 convolution without groups, stride or padding.
-
-    Not one in e4m3: how exact the sums of two joined products would be is not known.
-    """
-    problem = layer.problem
-    if problem.dtype not in ("f16", "bf16", "s8") or problem.output_dtype != problem.dtype:
-        return False
-    return isinstance(problem, Gemm) or (isinstance(problem, Conv2d) and problem.is_product)
-
-
-def _rows(layer: Layer) -> int:
-    """Return the rows of a product: its pixels."""
-    return math.prod(layer.problem.output_shape[:-1])
 
 
 def _merged_groups(conv: Layer) -> Iterator[Alternative]:
@@ -296,25 +245,6 @@ def _expanded(wiring: Wiring, expand: Layer, depthwise: Layer) -> Iterator[Alter
         block = fuse_inverted(expand, depthwise, project, f"{project.name}.inverted")
         if block:
             yield Alternative(block.name, (expand.name, depthwise.name, project.name), (block,))
-
-
-def _chained(first: Layer, second: Layer) -> Iterator[Alternative]:
-    """Yield two convolutions, one of which has a window, as one layer that does not write the tensor between them.
-
-    Two 1x1 convolutions are pairs of products: see `_paired`.
-    """
-    product, conv = first.problem, second.problem
-    assert isinstance(product, Conv2d) and isinstance(conv, Conv2d)
-    dense = all((one.r, one.s) in _WINDOWS and one.groups == 1 and one.dilation == (1, 1) for one in (product, conv))
-    halves = product.dtype == product.output_dtype in ("f16", "bf16")
-    wide = product.c % 8 == 0 and conv.c % 16 == 0  # the kernels' accesses and products of tensor cores
-    if not (dense and halves and wide) or (product.r, conv.r) == (1, 1) or product.epilogue.accesses_tensors:
-        return
-    filters = sum(operand.bytes for one in (product, conv) for operand in one.operands() if operand.role == "weight")
-    if filters <= _MOST_FILTER_BYTES:
-        both = fuse_convolutions(first, second, f"{second.name}.chained")
-        if both:
-            yield Alternative(both.name, (first.name, second.name), (both,))
 
 
 def _read_by_product(concat: Layer, conv: Layer) -> Iterator[Alternative]:
