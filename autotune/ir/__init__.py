@@ -42,8 +42,6 @@ from autotune.ir.rewrites import (
     fuse_concat,
     fuse_expand,
     fuse_inverted,
-    fuse_pool_projection,
-    fuse_skip,
 )
 from autotune.ir.weight_layout import pack_weight, turn_weight
 
@@ -90,8 +88,6 @@ __all__ = [
     "fuse_concat",
     "fuse_expand",
     "fuse_inverted",
-    "fuse_pool_projection",
-    "fuse_skip",
     "input_name",
     "is_built_in",
     "is_input",

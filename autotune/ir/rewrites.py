@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from autotune.ir.alternatives.joining import (
     add_arguments,
     fields_of,
@@ -11,37 +9,17 @@ from autotune.ir.alternatives.joining import (
     joined_row,
     joint_problem,
 )
-from autotune.ir.byte_formats import BYTE_FORMATS
-from autotune.ir.constant_expr import ConstantExpr, ConstantSource
-from autotune.ir.epilogue import Epilogue
 from autotune.ir.network import Layer
 from autotune.ir.operators import (
-    AvgPool2d,
     Cast,
     Concat,
     ConcatConv2d,
     Conv2d,
-    Conv2dSkip,
     ExpandDepthwise,
     InvertedResidual,
     Stem,
     StemCast,
 )
-
-
-def fuse_pool_projection(pool: Layer, conv: Layer, name: str) -> Layer:
-    """Return an average pool and a 1x1 convolution with stride 1 as one convolution with the pool's window."""
-    window, product = pool.problem, conv.problem
-    assert isinstance(window, AvgPool2d) and isinstance(product, Conv2d)
-    sizes = fields_of(window, "h w r s stride pad")
-    weight = ConstantExpr("pool_filter", (conv.weights["weight"],), (window.r, window.s))
-    return dataclasses.replace(
-        conv,
-        name=name,
-        problem=dataclasses.replace(product, **sizes),
-        buffers={**conv.buffers, "x": pool.buffers["x"]},
-        weights={**conv.weights, "weight": weight},
-    )
 
 
 def fuse_expand(expand: Layer, depthwise: Layer, name: str) -> Layer | None:
@@ -88,62 +66,6 @@ def fuse_cast(stem: Layer, cast: Layer, name: str) -> Layer | None:
     old = [(layer, one) for layer in (stem, cast) for one in layer.problem.epilogue.arguments]
     add_arguments(old, problem.epilogue.arguments, buffers, weights)
     return Layer(name, problem, buffers, weights, (*stem.scalars, *cast.scalars))
-
-
-def fuse_skip(conv: Layer, project: Layer, adding: Layer, name: str) -> Layer | None:
-    """Return two convolutions whose results are added as one layer, without the result of either.
-
-    None unless both have no step but biases before the sum, and in bytes a scale before these, and `project` is a 1x1
-    convolution without padding. In bytes the result is closer to the exact one: the sum is rounded once. A step
-    `mul_scalar` behind the sum becomes a factor of scales and bias there.
-
-    Args:
-        conv: The first.
-        project: The second.
-        adding: That of the two whose step `add` adds the other's result; its steps after it are the layer's.
-        name: Name of the layer.
-    """
-    product, skip, whole = conv.problem, project.problem, adding.problem
-    assert isinstance(product, Conv2d) and isinstance(skip, Conv2d) and isinstance(whole, Conv2d)
-    other = project if adding is conv else conv
-    sums = [
-        step
-        for step in whole.epilogue.steps
-        if step.name == "add" and adding.buffers[step.arguments[0].name] == other.buffers["y"]
-    ]
-    window = (skip.r, skip.s, skip.pad, skip.groups, product.groups)
-    if len(sums) != 1 or window != (1, 1, (0, 0), 1, 1) or product.output_shape != skip.output_shape:
-        return None
-    begins = whole.epilogue.steps.index(sums[0])
-    before, after = whole.epilogue.steps[:begins], whole.epilogue.steps[begins + 1 :]
-    ahead = [(adding, before), (other, other.problem.epilogue.steps)]
-    scales: dict[str, ConstantSource] = {}
-    if product.dtype in BYTE_FORMATS:
-        if any(not steps or steps[0].name != "scale" for _, steps in ahead):
-            return None
-        for layer, (first, *_) in ahead:
-            scales["scale" if layer is conv else "skip_scale"] = layer.weights[first.arguments[0].name]
-        ahead = [(layer, steps[1:]) for layer, steps in ahead]
-    biases = [(layer, step) for layer, steps in ahead for step in steps]
-    if any(step.name != "bias" for _, step in biases):
-        return None
-    scalars, factor = adding.scalars, tuple[ConstantSource, ...]()
-    if scales and after and after[0].name == "mul_scalar":  # the conversion to the output's scale
-        factor, scalars, after = scalars[:1], scalars[1:], after[1:]
-        scales = {name: ConstantExpr("product", (scale, *factor)) for name, scale in scales.items()}
-    fields = fields_without_epilogue(product)
-    chain = Epilogue((*("bias" for _ in biases[:1]), *(step.name for step in after)))
-    problem = Conv2dSkip(**fields, skip_h=skip.h, skip_w=skip.w, skip_c=skip.c, skip_stride=skip.stride, epilogue=chain)
-    buffers = {"x": conv.buffers["x"], "skip": project.buffers["x"], "y": adding.buffers["y"]}
-    weights = {"weight": conv.weights["weight"], "projection": project.weights["weight"], **scales}
-    arguments = list(problem.epilogue.arguments)
-    if biases:
-        values = [layer.weights[step.arguments[0].name] for layer, step in biases]
-        bias = values[0] if len(values) == 1 else ConstantExpr("sum", tuple(values))
-        weights[arguments.pop(0).name] = ConstantExpr("product", (bias, *factor)) if factor else bias
-    kept = [(adding, argument) for step in after for argument in step.arguments]
-    add_arguments(kept, arguments, buffers, weights)
-    return Layer(name, problem, buffers, weights, scalars)
 
 
 def fuse_concat(concat: Layer, conv: Layer, name: str) -> Layer | None:

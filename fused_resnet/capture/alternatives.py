@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from autotune.ir import (
-    BYTE_FORMATS,
     Alternative,
     ConstantExpr,
     Epilogue,
@@ -16,17 +15,16 @@ from autotune.ir import (
     fuse_concat,
     fuse_expand,
     fuse_inverted,
-    fuse_pool_projection,
-    fuse_skip,
 )
 from autotune.ir.alternatives import patch_stems, se_blocks
 from autotune.ir.alternatives.conv_pairs import conv_pairs
 from autotune.ir.alternatives.gated_convolutions import gated_convolutions
 from autotune.ir.alternatives.gated_products import gated_products
 from autotune.ir.alternatives.pointwise_pairs import pointwise_pairs
+from autotune.ir.alternatives.pooled_projection import pooled_projection
+from autotune.ir.alternatives.projected_skips import projected_skips
 from autotune.ir.alternatives.wiring import Wiring
 from autotune.ir.operators import (
-    AvgPool2d,
     Cast,
     Concat,
     Conv2d,
@@ -56,7 +54,8 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
         found += _merged_groups(layer)
         found += _shuffled_product(layer)
         found += pointwise_pairs(wiring, layer)
-        found += _projected(wiring, layer)
+        found += projected_skips(wiring, layer)
+        found += pooled_projection(wiring, layer)
         found += gated_products(wiring, layer)
         found += gated_convolutions(wiring, layer)
         reader = wiring.successor(layer)
@@ -70,31 +69,8 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
                 found += conv_pairs(wiring, layer)
             case (Concat(), Conv2d()):
                 found += list(_read_by_product(layer, reader))
-            case (AvgPool2d(), Conv2d()) if not layer.problem.epilogue.names:
-                found += list(_pooled_projection(layer, reader))
     blocks = list(se_blocks(wiring))
     return (*found, *blocks, *patch_stems(wiring, blocks))
-
-
-def _projected(wiring: Wiring, first: Layer) -> Iterator[Alternative]:
-    """Yield a convolution together with another one that adds its result, if one of the two is a projection."""
-    if not _is_convolution(first):
-        return
-    adding = wiring.only_reader(first)
-    if adding is None or not _is_convolution(adding) or adding.buffers["x"] == first.buffers["y"]:
-        return
-    for conv, project in ((adding, first), (first, adding)):
-        both = fuse_skip(conv, project, adding, f"{adding.name}.projected")
-        if both:
-            yield Alternative(both.name, (first.name, adding.name), (both,))
-            return  # both may be projections
-
-
-def _is_convolution(layer: Layer) -> bool:
-    """Return whether a layer is a convolution in 16 or 8 bits, with a result in the same dtype."""
-    problem = layer.problem
-    in_dtype = problem.dtype in ("f16", "bf16", *BYTE_FORMATS) and problem.output_dtype == problem.dtype
-    return isinstance(problem, Conv2d) and in_dtype
 
 
 def _merged_groups(conv: Layer) -> Iterator[Alternative]:
@@ -256,12 +232,3 @@ def _read_by_product(concat: Layer, conv: Layer) -> Iterator[Alternative]:
         both = fuse_concat(concat, conv, f"{conv.name}.concat")
         if both:
             yield Alternative(both.name, (concat.name, conv.name), (both,))
-
-
-def _pooled_projection(pool: Layer, conv: Layer) -> Iterator[Alternative]:
-    """Yield a 1x1 convolution together with the average pool before it."""
-    product = conv.problem
-    assert isinstance(product, Conv2d)
-    if product.is_product:
-        both = fuse_pool_projection(pool, conv, f"{conv.name}.pooled")
-        yield Alternative(both.name, (pool.name, conv.name), (both,))
