@@ -37,12 +37,7 @@ from autotune.ir.problem import (
     with_batch,
 )
 from autotune.ir.reference import MAX_SUM_ERROR, Form, all_forms, compute, forms, sum_error
-from autotune.ir.rewrites import (
-    fuse_cast,
-    fuse_concat,
-    fuse_expand,
-    fuse_inverted,
-)
+from autotune.ir.rewrites import fuse_cast
 from autotune.ir.weight_layout import pack_weight, turn_weight
 
 __all__ = [
@@ -85,9 +80,6 @@ __all__ = [
     "forms",
     "full_name",
     "fuse_cast",
-    "fuse_concat",
-    "fuse_expand",
-    "fuse_inverted",
     "input_name",
     "is_built_in",
     "is_input",

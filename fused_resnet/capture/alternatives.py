@@ -12,21 +12,19 @@ from autotune.ir import (
     Epilogue,
     Layer,
     fuse_cast,
-    fuse_concat,
-    fuse_expand,
-    fuse_inverted,
 )
 from autotune.ir.alternatives import patch_stems, se_blocks
+from autotune.ir.alternatives.concat_products import concat_products
 from autotune.ir.alternatives.conv_pairs import conv_pairs
 from autotune.ir.alternatives.gated_convolutions import gated_convolutions
 from autotune.ir.alternatives.gated_products import gated_products
+from autotune.ir.alternatives.inverted_residuals import inverted_residuals
 from autotune.ir.alternatives.pointwise_pairs import pointwise_pairs
 from autotune.ir.alternatives.pooled_projection import pooled_projection
 from autotune.ir.alternatives.projected_skips import projected_skips
 from autotune.ir.alternatives.wiring import Wiring
 from autotune.ir.operators import (
     Cast,
-    Concat,
     Conv2d,
     Conv2dDgrad,
     DepthToSpace,
@@ -55,6 +53,9 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
         found += _shuffled_product(layer)
         found += pointwise_pairs(wiring, layer)
         found += projected_skips(wiring, layer)
+        found += inverted_residuals(wiring, layer)
+        found += conv_pairs(wiring, layer)
+        found += concat_products(wiring, layer)
         found += pooled_projection(wiring, layer)
         found += gated_products(wiring, layer)
         found += gated_convolutions(wiring, layer)
@@ -64,11 +65,6 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
         match (layer.problem, reader.problem):
             case (ToChannelsLast(), Conv2d()) if not layer.problem.epilogue.names:
                 found += list(_first_layers(wiring, layer, reader))
-            case (Conv2d(), Conv2d()):
-                found += list(_expanded(wiring, layer, reader))
-                found += conv_pairs(wiring, layer)
-            case (Concat(), Conv2d()):
-                found += list(_read_by_product(layer, reader))
     blocks = list(se_blocks(wiring))
     return (*found, *blocks, *patch_stems(wiring, blocks))
 
@@ -201,34 +197,3 @@ def _max_pool_after(wiring: Wiring, conv: Layer) -> Layer | None:
         *(pool.pad[0], pool.pad[0]),
     )
     return reader if square and pool.epilogue == Epilogue() else None
-
-
-def _expanded(wiring: Wiring, expand: Layer, depthwise: Layer) -> Iterator[Alternative]:
-    """Yield a 1x1 convolution together with the depthwise convolution after it, and with the 1x1 one after both."""
-    product, conv = expand.problem, depthwise.problem
-    assert isinstance(product, Conv2d) and isinstance(conv, Conv2d)
-    fits = product.is_product and not product.epilogue.accesses_tensors
-    is_depthwise = conv.groups == conv.c == conv.k > 1 and conv.dilation == (1, 1)
-    if not (fits and is_depthwise and product.dtype in ("f16", "bf16")):
-        return
-    both = fuse_expand(expand, depthwise, f"{depthwise.name}.expanded")
-    if both:
-        yield Alternative(both.name, (expand.name, depthwise.name), (both,))
-    project = wiring.successor(depthwise)
-    if project is None or not isinstance(project.problem, Conv2d) or conv.epilogue.accesses_tensors:
-        return
-    if project.problem.is_product:
-        block = fuse_inverted(expand, depthwise, project, f"{project.name}.inverted")
-        if block:
-            yield Alternative(block.name, (expand.name, depthwise.name, project.name), (block,))
-
-
-def _read_by_product(concat: Layer, conv: Layer) -> Iterator[Alternative]:
-    """Yield a 1x1 convolution that reads the pieces of the concatenation before it."""
-    made, product = concat.problem, conv.problem
-    assert isinstance(made, Concat) and isinstance(product, Conv2d)
-    fits = product.is_product and product.dtype in ("f16", "bf16")
-    if fits and made.interleave == 1 and "store" not in made.epilogue.names:
-        both = fuse_concat(concat, conv, f"{conv.name}.concat")
-        if both:
-            yield Alternative(both.name, (concat.name, conv.name), (both,))
