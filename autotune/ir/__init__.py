@@ -37,7 +37,6 @@ from autotune.ir.problem import (
     with_batch,
 )
 from autotune.ir.reference import MAX_SUM_ERROR, Form, all_forms, compute, forms, sum_error
-from autotune.ir.rewrites import fuse_cast
 from autotune.ir.weight_layout import pack_weight, turn_weight
 
 __all__ = [
@@ -79,7 +78,6 @@ __all__ = [
     "evaluate",
     "forms",
     "full_name",
-    "fuse_cast",
     "input_name",
     "is_built_in",
     "is_input",
