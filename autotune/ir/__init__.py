@@ -5,7 +5,6 @@ from autotune.ir.byte_formats import BYTE_FORMATS, BYTE_PRECISIONS, E4M3, MAX_PR
 from autotune.ir.constant_expr import ConstantExpr, ConstantSource, State, evaluate
 from autotune.ir.epilogue import MAX_SCALARS, Epilogue, Step
 from autotune.ir.epilogue_steps import define_step, full_name, register_step
-from autotune.ir.gate_rewrites import as_one_pixel, fold_gate, fuse_gate, fuse_projection, split_gate
 from autotune.ir.network import (
     INPUT,
     OUTPUT,
@@ -38,16 +37,6 @@ from autotune.ir.problem import (
     with_batch,
 )
 from autotune.ir.reference import MAX_SUM_ERROR, Form, all_forms, compute, forms, sum_error
-from autotune.ir.rewrites import (
-    fuse_cast,
-    fuse_concat,
-    fuse_convolutions,
-    fuse_expand,
-    fuse_inverted,
-    fuse_pair,
-    fuse_pool_projection,
-    fuse_skip,
-)
 from autotune.ir.weight_layout import pack_weight, turn_weight
 
 __all__ = [
@@ -82,25 +71,13 @@ __all__ = [
     "Step",
     "Tensors",
     "all_forms",
-    "as_one_pixel",
     "compute",
     "define_step",
     "digest",
     "dtype_name",
     "evaluate",
-    "fold_gate",
     "forms",
     "full_name",
-    "fuse_cast",
-    "fuse_concat",
-    "fuse_convolutions",
-    "fuse_expand",
-    "fuse_gate",
-    "fuse_inverted",
-    "fuse_pair",
-    "fuse_pool_projection",
-    "fuse_projection",
-    "fuse_skip",
     "input_name",
     "is_built_in",
     "is_input",
@@ -111,7 +88,6 @@ __all__ = [
     "parse",
     "register",
     "register_step",
-    "split_gate",
     "sum_error",
     "tensor_dtype_name",
     "turn_weight",

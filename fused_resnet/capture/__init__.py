@@ -18,8 +18,8 @@ from autotune.ir import (
     input_name,
     tensor_dtype_name,
 )
+from autotune.ir.alternatives import alternatives
 from fused_resnet.call import Result, Signature
-from fused_resnet.capture.alternatives import alternatives
 from fused_resnet.capture.lower import Lowering
 from fused_resnet.capture.operators import HANDLERS
 from fused_resnet.capture.torch_calls import whole_network

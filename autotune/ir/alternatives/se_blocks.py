@@ -6,17 +6,15 @@ images of up to 2x2 pixels, the second convolution as a product with whole image
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
+from autotune.ir.alternatives.gated_convolutions import fold_gate, fuse_projection
+from autotune.ir.alternatives.joining import add_arguments, fields_of, joint_problem
+from autotune.ir.alternatives.whole_images import as_one_pixel, with_whole_images
 from autotune.ir.alternatives.wiring import Wiring, common_name
-from autotune.ir.constant_expr import ConstantExpr
-from autotune.ir.gate_rewrites import as_one_pixel, fold_gate, fuse_projection
 from autotune.ir.network import Alternative, Layer
-from autotune.ir.operators import AvgPool2d, Conv2d, Gemm, SeBlock, SeDownBlock, SeTail
-from autotune.ir.rewrites import add_arguments, joint_problem
+from autotune.ir.operators import AvgPool2d, Conv2d, SeBlock, SeDownBlock, SeTail
 
 _LEAST_SIDE = 4
 """Least side of the result of a block with a projection as one layer: smaller images have too many channels."""
@@ -75,7 +73,7 @@ def residual(wiring: Wiring, tail: Layer) -> SeResidual | None:
 def _before(wiring: Wiring, layer: Layer, operand: str) -> Layer | None:
     """Return the layer whose result another one alone reads as an operand; None if there is none."""
     maker = wiring.maker(layer.buffers[operand])
-    return maker if maker and wiring.is_between(maker, layer) else None
+    return maker if maker and wiring.only_reader(maker) is layer else None
 
 
 def whole(block: SeResidual, name: str) -> Layer | None:
@@ -86,14 +84,7 @@ def whole(block: SeResidual, name: str) -> Layer | None:
     first, tail = block.conv1.problem, block.tail.problem
     assert isinstance(first, Conv2d) and isinstance(tail, SeTail)
     projects = block.project is not None
-    sizes: dict[str, Any] = {
-        "n": first.n,
-        "h": first.h,
-        "w": first.w,
-        "c": first.c,
-        "hidden": tail.hidden,
-        "dtype": first.dtype,
-    }
+    sizes = {**fields_of(first, "n h w c dtype"), "hidden": tail.hidden}
     if projects:
         fits = first.stride == (2, 2) and min(tail.h, tail.w) >= _LEAST_SIDE
         sizes["k"] = first.k
@@ -123,7 +114,7 @@ def _alternatives(block: SeResidual) -> Iterator[Alternative]:
     pairs = {"": (conv2, tail)}
     assert isinstance(tail.problem, SeTail)
     if max(tail.problem.h, tail.problem.w) <= _DENSE_SIDE and not conv2.problem.epilogue.accesses_tensors:
-        dense = _dense(conv2)
+        dense = with_whole_images(conv2)
         yield Alternative(dense.name, (conv2.name,), (dense,))
         pairs[".dense"] = as_one_pixel(dense, tail)
     for kind, (product, gate) in pairs.items():
@@ -138,19 +129,6 @@ def _alternatives(block: SeResidual) -> Iterator[Alternative]:
     together = whole(block, common_name([block.conv1, conv2], "block"))
     if together:
         yield Alternative(together.name, tuple(layer.name for layer in block.layers), (together,))
-
-
-def _dense(conv: Layer) -> Layer:
-    """Return a convolution as a matrix product with whole images."""
-    problem = conv.problem
-    assert isinstance(problem, Conv2d)
-    inputs, outputs = problem.h * problem.w * problem.c, problem.h * problem.w * problem.k
-    return dataclasses.replace(
-        conv,
-        name=f"{conv.name}.dense",
-        problem=Gemm(m=problem.n, n=outputs, k=inputs, dtype=problem.dtype, epilogue=problem.epilogue),
-        weights={"weight": ConstantExpr("dense", (conv.weights["weight"],), (problem.h, problem.w, *problem.pad))},
-    )
 
 
 def _is_3x3(layer: Layer, stride: tuple[int, int]) -> bool:

@@ -17,9 +17,10 @@ class Wiring:
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = layers
         self._makers = {layer.buffers["y"]: layer for layer in layers}
+        self._flow = [(dict.fromkeys(layer.reads), layer.writes) for layer in layers]
         self._readers: dict[str, list[Layer]] = {}
-        for layer in layers:
-            for buffer in dict.fromkeys(layer.reads):
+        for layer, (reads, _) in zip(layers, self._flow, strict=True):
+            for buffer in reads:
                 self._readers.setdefault(buffer, []).append(layer)
 
     def maker(self, buffer: str) -> Layer | None:
@@ -30,10 +31,28 @@ class Wiring:
         """Return the layers that read a buffer, in order."""
         return self._readers.get(buffer, [])
 
-    def is_between(self, maker: Layer, reader: Layer) -> bool:
-        """Return whether one layer alone reads another one's result, and the network does not return it."""
+    def only_reader(self, maker: Layer) -> Layer | None:
+        """Return the layer that alone reads another one's result, once; None if the network returns the result, too."""
         made = maker.buffers["y"]
-        return not is_output(made) and [reader] == self.readers(made) and [*reader.reads].count(made) == 1
+        readers = self.readers(made)
+        alone = len(readers) == 1 and not is_output(made) and readers[0].reads.count(made) == 1
+        return readers[0] if alone else None
+
+    def successor(self, maker: Layer) -> Layer | None:
+        """Return the only reader of a layer's result, if it reads it as its input `x`, in the same shape."""
+        reader = self.only_reader(maker)
+        if reader is None or reader.buffers.get("x") != maker.buffers["y"]:
+            return None
+        (x,) = (operand for operand in reader.problem.operands() if operand.name == "x")
+        return reader if x.shape == maker.problem.output_shape else None
+
+    def computed_from(self, buffer: str) -> set[str]:
+        """Return the buffers that are computed from one, directly or not; the layers are in an order of execution."""
+        found: set[str] = set()
+        for reads, writes in self._flow:
+            if buffer in reads or not found.isdisjoint(reads):
+                found.update(writes)
+        return found
 
 
 def common_name(layers: Sequence[Layer], last: str) -> str:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from autotune.ir import ConstantExpr, Epilogue, Layer, fold_gate, fuse_projection
+from autotune.ir import ConstantExpr, Epilogue, Layer
+from autotune.ir.alternatives.gated_convolutions import fold_gate, fuse_projection
 from autotune.ir.operators import Conv2d, SeTail
 
 

@@ -30,11 +30,8 @@ def patch_stems(wiring: Wiring, blocks: Iterable[Alternative]) -> Iterator[Alter
         blocks: The alternatives to residual blocks, which each have one layer.
     """
     for moves in wiring.layers:
-        readers = wiring.readers(moves.buffers["y"])
-        if not isinstance(moves.problem, SpaceToDepth) or len(readers) != 1:
-            continue
-        conv = readers[0]
-        if not _is_product(conv) or not wiring.is_between(moves, conv):
+        conv = wiring.only_reader(moves) if isinstance(moves.problem, SpaceToDepth) else None
+        if conv is None or not _is_product(conv):
             continue
         stem = _joined(moves, conv)
         yield Alternative(stem.name, (moves.name, conv.name), (stem,))
