@@ -12,7 +12,10 @@ RUNTIME = {
     "autotune": {"core", "ir", "libraries", "runtime"},
     "fused_resnet": {
         "call",
+        "capture",
+        "dynamo_graph",
         "guards",
+        "inert_regions",
         "model_source",
         "module",
         "networks",
@@ -21,6 +24,7 @@ RUNTIME = {
         "plan_warnings",
         "precisions",
         "quantization",
+        "torch_arguments",
         "torch_op",
         "weight_changes",
     },
@@ -77,5 +81,5 @@ print([name for name in {TOOLS} if name in sys.modules])
     for package, allowed in RUNTIME.items():
         ours = {names[1] for names in parts if names[0] == package and len(names) > 1}
         assert ours <= allowed, f"running loads {ours - allowed} of {package}"
-    assert "autotune.libraries.cudnn" not in loaded.split()
+    assert {"autotune.libraries.cudnn", "torch._dynamo", "torch._inductor", "sympy"}.isdisjoint(loaded.split())
     assert {name for name in loaded.split() if "quantization." in name} == {"fused_resnet.quantization.scales"}

@@ -33,6 +33,8 @@ def patch_stems(wiring: Wiring, blocks: Iterable[Alternative]) -> Iterator[Alter
         conv = wiring.only_reader(moves) if isinstance(moves.problem, SpaceToDepth) else None
         if conv is None or not _is_product(conv):
             continue
+        if [name for name, buffer in conv.buffers.items() if buffer == moves.buffers["y"]] != ["x"]:
+            continue  # it adds the patches
         stem = _joined(moves, conv)
         yield Alternative(stem.name, (moves.name, conv.name), (stem,))
         for block in blocks:

@@ -7,6 +7,7 @@ from network_error import network_error
 from seed_network import network
 from torch import nn
 
+from autotune.ir import is_input
 from autotune.ir.operators import SpaceToDepth
 from fused_resnet.capture import capture
 from fused_resnet.networks import se_resnet9_fixup
@@ -103,3 +104,26 @@ def test_patches_in_another_order_are_taken_only_where_products_read_them():
     assert conversions(lambda x: F.pixel_unshuffle(x, 2), after=nn.Conv2d(12, 5, 3)) == []
     assert conversions(lambda x: F.pixel_unshuffle(x, 2), after=nn.ReLU()) == []
     assert len(conversions(lambda x: F.pixel_unshuffle(x, 2), size=(2, 1, 8, 8), after=nn.Conv2d(4, 5, 3))) == 1
+
+
+class Added(nn.Module):
+    """Adds the patches of its image to a 1x1 convolution of them, or of another tensor."""
+
+    def __init__(self, own):
+        super().__init__()
+        self.of, self.conv = None if own else nn.Conv2d(3, 12, 2, 2), nn.Conv2d(12, 12, 1)
+
+    def forward(self, x):
+        patches = se_resnet9_fixup.SpaceToDepth(2)(x)
+        return F.relu(self.conv(patches if self.of is None else self.of(x)) + patches)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_patches_that_are_added_stay_a_tensor(own, store):
+    model = se_resnet9_fixup.randomize(Added(own).eval())
+    captured, x = capture(model, (2, 3, 8, 8), "f32"), torch.randn(2, 3, 8, 8)
+    assert any(isinstance(one.problem, SpaceToDepth) for one in captured.layers)
+    for alternative in captured.without_whole.alternatives:
+        made = {name for one in captured.layers_with([alternative.name]) for name in one.writes}
+        assert all(name in made or is_input(name) for one in alternative.layers for name in one.reads)
+    assert network_error(captured, model, x, store) < 1e-5
