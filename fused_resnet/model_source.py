@@ -167,7 +167,6 @@ class Captured:
         from fused_resnet.capture import capture_module
         from fused_resnet.capture.export import tracing
         from fused_resnet.dynamo_graph import DynamoGraph
-        from fused_resnet.quantization.byte_rewrite import capture_module_bytes
 
         check_arguments(self.module, signature.arguments)
         form = BYTE_PRECISIONS.get(self.precision or "")
