@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 import torch
 from comparison import relative_error
-from databases import LIBRARY, fill, identity, renew_digests
+from databases import LIBRARY, alter, fill, identity, put_time, renew_digests
 from processes import script
 from seed_network import LIMIT, expected, fused, images
 
@@ -34,14 +34,7 @@ def database(tmp_path):
             symbol="s",
             library_id=store.put_library(b"binary", compiler="c", **LIBRARY).id,
         )
-        store.put_measurement(
-            device_id=store.devices()[0].id,
-            problem_id=store.put_problem(PROBLEM).id,
-            kernel_id=kernel.id,
-            status="ok",
-            median_us=3.0,
-            samples_us=[3.0],
-        )
+        put_time(store, store.devices()[0], PROBLEM, kernel.id, 3.0, samples_us=[3.0])
     return path
 
 
@@ -73,9 +66,7 @@ def test_commands_show_a_database_with_them(arguments, database, tmp_path):
 
 def test_a_network_runs_on_kernels_of_former_families(tuned_db, tmp_path):
     path = shutil.copy(tuned_db, tmp_path / "renamed.db")
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE kernel SET family = 'former_' || family WHERE library_id NOT NULL")
-        connection.commit()
+    alter(path, "UPDATE kernel SET family = 'former_' || family WHERE library_id NOT NULL")
     renew_digests(path)
     network, x = fused(path), images(3)
     with warnings.catch_warnings(action="error"), torch.no_grad():

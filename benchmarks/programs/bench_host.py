@@ -23,10 +23,8 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import cold_start
-import model_start
+import first_result
 import torch
 
 from autotune.core import AutotuneError
@@ -41,38 +39,24 @@ BURST = 20
 """Calls between two synchronizations: few enough that the driver's launch queue does not fill and block the host."""
 
 
-def load_times(database: Path, batch: int, device: torch.device, loads: int) -> dict[str, float]:
-    """Return the milliseconds of each stage of loading, medians over new processes, and their sum."""
-    found: list[dict[str, float]] = [
-        _in_new_process(cold_start.__file__, str(database), str(batch), str(device)) for _ in range(loads)
-    ]
-    totals = [sum(seconds[stage] for stage in cold_start.STAGES) for seconds in found]
-    return {"total": 1e3 * statistics.median(totals), **_medians_ms(found)}
+def start_times(options: argparse.Namespace, device: torch.device, door: str) -> dict[str, float]:
+    """Return the milliseconds to a first result through a door by stage, medians over new processes, and their total.
 
-
-def start_times(options: argparse.Namespace, device: torch.device) -> dict[str, dict[str, float]]:
-    """Return the milliseconds from a model in torch to its first result by door and part, medians over processes."""
+    Raises AutotuneError if a process fails.
+    """
     shape = ",".join(map(str, options.input)) if options.input else ""
-    words = (options.model, shape, str(options.db), str(options.batch), str(device))
-    return {
-        door: _medians_ms([_in_new_process(model_start.__file__, door, *words) for _ in range(options.loads)])
-        for door in model_start.DOORS
-    }
-
-
-def _medians_ms(runs: list[dict[str, float]]) -> dict[str, float]:
-    """Return the median milliseconds of each part over runs that give seconds."""
+    words = (door, options.model, shape, str(options.db), str(options.batch), str(device))
+    command = [sys.executable, first_result.__file__, *words]
+    runs: list[dict[str, float]] = []
+    for _ in range(options.loads):
+        environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        if done.returncode:
+            said = (done.stderr.strip().splitlines() or [""])[-1]
+            raise AutotuneError(f"{first_result.__file__} failed: {said}")
+        runs.append(json.loads(done.stdout))
+        runs[-1].setdefault(first_result.TOTAL, sum(runs[-1].get(stage, 0.0) for stage in first_result.STAGES))
     return {part: 1e3 * statistics.median(seconds[part] for seconds in runs) for part in runs[0]}
-
-
-def _in_new_process(program: str, *words: str) -> Any:
-    """Return what a program prints as JSON; raises AutotuneError if it fails."""
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, program, *words]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
-        raise AutotuneError(f"{program} failed: {(done.stderr.strip().splitlines() or [''])[-1]}")
-    return json.loads(done.stdout)
 
 
 def host_us(call: Callable[[], object], device: torch.device, calls: int) -> float:
@@ -121,19 +105,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     device, model = torch_device(options.device), load(options.model, options.input, None)
     warnings.filterwarnings("ignore", message=".*is not tuned")
-    if options.loads > 0 and options.model == DEFAULT_MODEL:
-        found = load_times(options.db, options.batch, device, options.loads)
-        print(f"from import torch to a first result, N = {options.batch}: {found['total']:.0f} ms")
-        for stage in cold_start.STAGES:
-            print(f"    {stage:22}{found[stage]:8.1f}")
-            if stage == "choosing and binding":
-                print(f"      {cold_start.READING:20}{found[cold_start.READING]:8.1f}")
-    elif options.loads > 0:
-        for door, parts in start_times(options, device).items():
-            total = parts.pop(model_start.TOTAL)
-            print(f"from the call of {door} to a first result, N = {options.batch}: {total:.0f} ms")
-            for part, milliseconds in parts.items():
-                print(f"    {part:22}{milliseconds:8.1f}")
+    for door in (("",) if options.model == DEFAULT_MODEL else first_result.DOORS) if options.loads > 0 else ():
+        parts = start_times(options, device, door)
+        since = f"the call of {door}" if door else "import torch"
+        print(f"from {since} to a first result, N = {options.batch}: {parts.pop(first_result.TOTAL):.0f} ms")
+        reading = parts.pop(first_result.READING, None)
+        for part, milliseconds in parts.items():
+            print(f"    {part:22}{milliseconds:8.1f}")
+            if part == "choosing and binding":
+                print(f"      {first_result.READING:20}{reading:8.1f}")
     for graph in (True, False) if device.type == "cuda" else (False,):
         network = model.fused(str(options.db))
         network._cuda_graphs = graph

@@ -1,10 +1,8 @@
 """tests/campaigns/tamper.py: a sample of its changes of a database, each run by a process of its own."""
 
 import json
-import sqlite3
-from contextlib import closing
 
-from databases import renew_digests
+from databases import alter, renew_digests
 from processes import assert_error, process
 
 
@@ -29,9 +27,7 @@ def test_a_database_whose_kernels_compute_something_else_is_refused(tuned_db, tm
     """The check can fail: with digests that fit the changed layouts, the results are wrong."""
     wrong = tmp_path / "wrong.db"
     wrong.write_bytes(tuned_db.read_bytes())
-    with closing(sqlite3.connect(wrong)) as connection:
-        connection.execute("UPDATE kernel SET weight_layouts = '{}' WHERE weight_layouts <> '{}'")
-        connection.commit()
+    alter(wrong, "UPDATE kernel SET weight_layouts = '{}' WHERE weight_layouts <> '{}'")
     renew_digests(wrong)
     done, _ = tamper(wrong, tmp_path)
     assert_error(done, "wrong.db does not run as it is: relative error")

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from architectures import Function
 from torch import nn
 
 from autotune.ir.problem.base import as_nchw
@@ -22,15 +23,9 @@ def _(x):
     return torch.empty_like(x)
 
 
-class Picky(nn.Module):
-    """A convolution whose result an operator takes only as torch stores it: in the network it is channels last."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3)
-
-    def forward(self, x):
-        return torch.relu(contiguous_only(self.conv(x)))
+def picky():
+    """Return a convolution whose result, channels last in the network, an operator takes only as torch stores it."""
+    return Function(lambda m, x: torch.relu(contiguous_only(m.conv(x))), conv=nn.Conv2d(3, 8, 3))
 
 
 @pytest.fixture
@@ -46,7 +41,7 @@ def compiled(model, database):
 
 @pytest.mark.parametrize("door", [FusedResNet.from_model, compiled], ids=["from_model", "compile"])
 def test_a_call_runs_as_torch_runs_the_model_where_a_layer_fails(database, door):
-    model, x = Picky().eval(), torch.rand(2, 3, 8, 8)
+    model, x = picky().eval(), torch.rand(2, 3, 8, 8)
     net = door(model, database)
     with torch.no_grad():
         want = model(x)
@@ -58,7 +53,7 @@ def test_a_call_runs_as_torch_runs_the_model_where_a_layer_fails(database, door)
 
 
 def test_the_message_names_the_candidate_that_failed(database):
-    net = FusedResNet.from_model(Picky().eval(), database)
+    net = FusedResNet.from_model(picky().eval(), database)
     with torch.no_grad(), pytest.warns(UserWarning) as told:
         net(torch.rand(2, 3, 8, 8))
     said = [str(one.message) for one in told]

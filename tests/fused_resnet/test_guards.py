@@ -5,6 +5,7 @@ import types
 
 import pytest
 import torch
+from architectures import Function
 from comparison import relative_error
 from torch import nn
 
@@ -156,15 +157,8 @@ def test_attributes_of_the_model_are_those_of_the_network(empty_db):
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
 @torch.no_grad()
 def test_recurrent_layers_of_torch_follow_the_weights(kind, empty_db):
-    class Recognizer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.layer = nn.Conv2d(3, 8, 3), kind(8, 6, batch_first=True)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(self.conv(x).mean(3).mT)[0]
-
-    module = Recognizer().eval()
+    parts = {"conv": nn.Conv2d(3, 8, 3), "layer": kind(8, 6, batch_first=True)}
+    module = Function(lambda m, x: m.layer(m.conv(x).mean(3).mT)[0], **parts).eval()
     network = FusedResNet.from_model(module, empty_db)
     for n in (2, 3):
         x = torch.randn(n, 3, 10, 10, generator=torch.Generator().manual_seed(n))

@@ -10,8 +10,9 @@ from contextlib import closing
 
 import pytest
 import torch
+from architectures import Function
 from comparison import relative_error
-from databases import renew_digests
+from databases import alter, renew_digests
 from processes import TUNED_BATCH, in_threads
 from seed_network import KEYS, LIMIT, assert_result, assert_right, expected, fused, images, plain, weights
 from torch import nn
@@ -273,20 +274,11 @@ def test_an_empty_batch_has_an_empty_result(net):
     assert net(torch.randn(0, 3, 64, 64)).shape == (0, 512, 2, 2)
 
 
-class Counted(nn.Module):
-    """Has a parameter of integers before those in floating point."""
-
-    def __init__(self):
-        super().__init__()
-        self.steps = nn.Parameter(torch.arange(4), requires_grad=False)
-        self.conv = nn.Conv2d(3, 4, 3)
-
-    def forward(self, x):
-        return self.conv(x) * self.steps.view(4, 1, 1)
-
-
 def test_parameters_may_be_integers(empty_db):
-    model, x = Counted().eval(), torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    """Before those in floating point."""
+    steps = nn.Parameter(torch.arange(4), requires_grad=False)
+    model = Function(lambda m, x: m.conv(x) * m.steps.view(4, 1, 1), steps=steps, conv=nn.Conv2d(3, 4, 3)).eval()
+    x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     network = FusedResNet.from_model(model, empty_db)
     torch.testing.assert_close(network(x), model(x).detach())
     short = x.bfloat16()
@@ -362,9 +354,7 @@ def test_a_damaged_binary_is_never_loaded(tuned_db, tmp_path):
 def test_a_library_for_another_machine_is_passed_over(tuned_db, tmp_path):
     foreign = tmp_path / "foreign.db"
     shutil.copy(tuned_db, foreign)
-    with closing(sqlite3.connect(foreign)) as connection:
-        connection.execute("UPDATE library SET target = 'sm_90'")
-        connection.commit()
+    alter(foreign, "UPDATE library SET target = 'sm_90'")
     renew_digests(foreign)
     network = fused(foreign)
     assert_right(network, images(TUNED_BATCH))

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from architectures import Function
 from seed_network import fused, images
 
 from fused_resnet import FusedResNet, InputError
@@ -83,15 +84,11 @@ def test_any_module_compiles_though_it_was_never_called(tmp_path):
     assert torch.allclose(y, module(x), atol=1e-5)
 
 
-class Either(torch.nn.Module):
-    def forward(self, x):
-        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
-
-
 def test_what_cannot_be_captured_ends_a_compilation_in_an_error(tmp_path):
     """torch.cond compiles its branches, while the compilation that looks for the network's shape holds the lock."""
     Store.create(tmp_path / "empty.db").close()
-    network = FusedResNet.from_model(Either().eval(), tmp_path / "empty.db")
+    either = Function(lambda m, x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))).eval()
+    network = FusedResNet.from_model(either, tmp_path / "empty.db")
     with pytest.raises(Exception, match="the model calls torch's cond"):
         torch.compile(network, fullgraph=True, backend="aot_eager")(torch.randn(2, 3, 4, 4))
 

@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 import torch
 from comparison import relative_error
-from gpu_network import BATCH, LIMIT, fused, images, plain, precise
+from gpu_network import BATCH, LIMIT, assert_streams_do_not_meet, fused, images, plain, precise
 from processes import in_threads
 from repository import ROOT
 
@@ -134,18 +134,7 @@ def test_capture_into_a_callers_graph(net):
 
 
 def test_two_streams(net):
-    inputs = [images(BATCH, seed=seed) for seed in range(2)]
-    expected = [net(x) for x in inputs]
-    torch.cuda.synchronize()
-    streams = [torch.cuda.Stream() for _ in inputs]
-    results = [[] for _ in inputs]
-    for _ in range(30):
-        for i, stream in enumerate(streams):
-            with torch.cuda.stream(stream):
-                results[i].append(net(inputs[i]))
-    torch.cuda.synchronize()
-    for i, x in enumerate(expected):
-        assert all(torch.equal(y, x) for y in results[i])
+    assert_streams_do_not_meet(net, 2, 30)
 
 
 def test_threads_with_streams_of_their_own(net):

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 from comparison import relative_error
-from gpu_network import BATCH, LIMIT, fused, images, precise
+from gpu_network import BATCH, LIMIT, assert_streams_do_not_meet, fused, images, precise
 from processes import in_threads, process
 
 from fused_resnet import InputError
@@ -53,18 +53,7 @@ def of_its_weights(net, x):
 
 def test_streams_that_nobody_orders_do_not_meet(either):
     """Without graphs too: the kernels of two runs may be on the device at once, in memory of their own."""
-    inputs = [images(BATCH, seed=seed) for seed in range(3)]
-    expected = [either(x) for x in inputs]
-    torch.cuda.synchronize()
-    streams = [torch.cuda.Stream() for _ in inputs]
-    results = [[] for _ in inputs]
-    for _ in range(50):
-        for i, stream in enumerate(streams):
-            with torch.cuda.stream(stream):
-                results[i].append(either(inputs[i]))
-    torch.cuda.synchronize()
-    for found, y in zip(results, expected, strict=True):
-        assert all(torch.equal(other, y) for other in found)
+    assert_streams_do_not_meet(either, 3, 50)
 
 
 def test_threads_on_one_stream_and_on_their_own(either):

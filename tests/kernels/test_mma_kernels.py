@@ -4,22 +4,20 @@ import dataclasses
 
 import pytest
 import torch
-from comparison import relative_error
+from comparison import LIMIT, assert_right, relative_error
 from emulator import Emulated
-from kernels import random_inputs, spread_inputs
+from kernels import config_of, proposed, random_inputs, spread_inputs
 from reference import solve
 from reference_steps import run_chain
 
 from autotune.core import architecture, round_up
-from autotune.families import Kernel, family
+from autotune.families import family
 from autotune.ir import Epilogue, parse
 
 pytestmark = pytest.mark.compile
 
 SM80 = architecture("sm80")
-LIMIT = {"f16": 1e-3, "bf16": 8e-3}
 
-CONV = ("tile_m", "tile_n", "warp_m", "warp_n", "slices", "taps", "stages")
 # Rectangles of images and whole images, the last of them fewer; chunks that are not full; more chunks than patches;
 # slices; taps together; filters and outputs beyond the last; a gate on images of 16 rows of a product and of fewer.
 CONVOLUTIONS = {
@@ -111,9 +109,8 @@ STEMS = {
 
 
 def emulated_kernel(name, problem, config, launch, folder):
-    found = family(name)
-    assert config in found.configs_for(problem, SM80) and launch in found.launches(problem, config, SM80)
-    return Emulated(Kernel.of(name, config, problem.dtype, problem.epilogue, "sm_80"), folder)
+    assert launch in family(name).launches(problem, config, SM80)
+    return Emulated(proposed(name, problem, config, SM80), folder)
 
 
 def assert_computes(name, problem, config, launch, folder):
@@ -121,9 +118,7 @@ def assert_computes(name, problem, config, launch, folder):
     tensors, scalars = random_inputs(problem)
     expected = solve(problem, tensors, scalars)
     for seed in (0, 1):
-        results = emulated.run(problem, tensors, scalars, launch, 1, seed)
-        for key, value in expected.items():
-            assert relative_error(results[key], value) < LIMIT[problem.dtype], (key, seed)
+        assert_right(emulated.run(problem, tensors, scalars, launch, 1, seed), expected, problem.dtype, f"seed {seed}")
 
 
 def last_launch(problem, config, patches):
@@ -134,7 +129,7 @@ def last_launch(problem, config, patches):
 @pytest.mark.parametrize(("sizes", "values", "chain", "patches"), CONVOLUTIONS.values(), ids=CONVOLUTIONS)
 def test_convolutions_of_images(sizes, values, chain, patches, tmp_path):
     problem = parse(f"conv2d {sizes} dtype=f16 epilogue={chain}")
-    config = dict(zip(CONV, values, strict=True))
+    config = config_of("cuda_conv2d", values)
     assert_computes("cuda_conv2d", problem, config, last_launch(problem, config, patches), tmp_path)
 
 
@@ -160,7 +155,7 @@ def assert_computes_bytes(problem, emulated, launch, tensors, scalars):
 @pytest.mark.parametrize(("sizes", "values", "chain", "patches"), BYTES.values(), ids=BYTES)
 def test_convolutions_of_bytes(sizes, values, chain, patches, tmp_path):
     problem = parse(f"conv2d {sizes} dtype=s8 epilogue={chain}")
-    config = dict(zip(CONV, values, strict=True))
+    config = config_of("cuda_conv2d", values)
     launch = last_launch(problem, config, patches)
     emulated = emulated_kernel("cuda_conv2d", problem, config, launch, tmp_path)
     assert_computes_bytes(problem, emulated, launch, *spread_inputs(problem))
@@ -169,7 +164,7 @@ def test_convolutions_of_bytes(sizes, values, chain, patches, tmp_path):
 def test_slices_add_sums_beyond_the_precision_of_float32(tmp_path):
     """Both slices' sums are above 2^24 and odd or even: 127 x 127, and a small number from one channel of each."""
     problem = parse("conv2d n=1 h=8 w=8 c=400 k=8 r=3 s=3 dtype=s8 epilogue=add_scalar")
-    config = dict(zip(CONV, (64, 32, 64, 32, 2, 3, 2), strict=True))
+    config = config_of("cuda_conv2d", (64, 32, 64, 32, 2, 3, 2))
     launch, own = last_launch(problem, config, 2), [0, 64]
     tensors = {name: torch.full_like(tensor, 127) for name, tensor in random_inputs(problem)[0].items()}
     tensors["x"][..., own] = torch.arange(128).to(torch.int8).view(1, 8, 8, 2) % 97 - 48
@@ -194,7 +189,7 @@ def test_problems_of_bytes_that_are_not_served_have_a_reason():
     ):
         gate = ",gate" if "_se" in after else ""
         assert said in found.why_not_served(parse(text.replace(before, after) + gate), SM80), after
-    config = dict(zip(CONV, (256, 64, 64, 64, 2, 3, 2), strict=True))
+    config = config_of("cuda_conv2d", (256, 64, 64, 64, 2, 3, 2))
     gated = Epilogue.parse("scale,gate")
     assert found.why_illegal(config, SM80, "f16", gated) is None
     assert found.why_illegal(config, SM80, "s8", gated) == "gates are not computed from bytes"
@@ -205,7 +200,7 @@ def test_problems_of_bytes_that_are_not_served_have_a_reason():
 def test_the_cost_of_bytes_is_that_of_the_rows_that_are_multiplied():
     """A step takes 128 bytes of channels; of a last chunk of at most 64 channels in int8 it multiplies half."""
     text = "conv2d n=64 h=28 w=28 c={} k=256 r=3 s=3 pad=1 dtype={}"
-    config = dict(zip(CONV, (128, 128, 64, 32, 1, 1, 3), strict=True))
+    config = config_of("cuda_conv2d", (128, 128, 64, 32, 1, 1, 3))
     found = family("cuda_conv2d")
 
     def cost(channels, dtype):
@@ -219,7 +214,7 @@ def test_the_cost_of_bytes_is_that_of_the_rows_that_are_multiplied():
 @pytest.mark.parametrize(("sizes", "values", "chain"), GATED.values(), ids=GATED)
 def test_convolutions_with_a_gate(sizes, values, chain, tmp_path):
     problem = parse(f"conv2d_se {sizes} dtype=bf16 epilogue={chain}")
-    config = dict(zip(CONV, values, strict=True))
+    config = config_of("cuda_conv2d", values)
     launch = family("cuda_conv2d").launches(problem, config, SM80)[0]
     assert_computes("cuda_conv2d", problem, config, launch, tmp_path)
 
@@ -228,7 +223,7 @@ def test_convolutions_with_a_gate(sizes, values, chain, tmp_path):
 @pytest.mark.parametrize(("sizes", "values", "dtype", "chain"), FOLDED.values(), ids=FOLDED)
 def test_convolutions_with_a_folded_squeeze(sizes, values, dtype, chain, tmp_path):
     problem = parse(f"conv2d_folded_se {sizes} r=3 s=3 pad=1 dtype={dtype} epilogue={chain}")
-    config = dict(zip(("hidden", *CONV), values, strict=True))
+    config = config_of("cuda_folded_conv2d", values)
     launch = family("cuda_folded_conv2d").launches(problem, config, SM80)[0]
     assert_computes("cuda_folded_conv2d", problem, config, launch, tmp_path)
 
@@ -237,16 +232,14 @@ def test_convolutions_with_a_folded_squeeze(sizes, values, dtype, chain, tmp_pat
 @pytest.mark.parametrize(("sizes", "values", "dtype", "chain"), BLOCKS.values(), ids=BLOCKS)
 def test_residual_blocks(sizes, values, dtype, chain, tmp_path):
     problem = parse(f"se_block {sizes} dtype={dtype} epilogue={chain}")
-    names = [name for name in CONV if name != "slices"]
-    assert_computes("cuda_se_block", problem, dict(zip(names, values, strict=True)), {}, tmp_path)
+    assert_computes("cuda_se_block", problem, config_of("cuda_se_block", values), {}, tmp_path)
 
 
 @pytest.mark.daily(1)
 @pytest.mark.parametrize(("sizes", "values", "dtype", "chain"), DOWN_BLOCKS.values(), ids=DOWN_BLOCKS)
 def test_residual_blocks_that_halve_their_images(sizes, values, dtype, chain, tmp_path):
     problem = parse(f"se_down_block {sizes} dtype={dtype} epilogue={chain}")
-    names = [name for name in CONV if name != "slices"]
-    assert_computes("cuda_se_down_block", problem, dict(zip(names, values, strict=True)), {}, tmp_path)
+    assert_computes("cuda_se_down_block", problem, config_of("cuda_se_down_block", values), {}, tmp_path)
 
 
 @pytest.mark.daily(1)
@@ -261,13 +254,9 @@ def test_tails_of_residual_blocks(text, threads, keep, images, tmp_path):
 @pytest.mark.parametrize(("sizes", "values", "dtype", "chain"), STEMS.values(), ids=STEMS)
 def test_residual_blocks_behind_a_stem(sizes, values, dtype, chain, tmp_path):
     problem = parse(f"stem_se_block {sizes} block=4 dtype={dtype} epilogue={chain}")
-    names = [name for name in CONV if name != "slices"]
-    config = {**dict(zip(names, values, strict=True)), "image": problem.c}
-    found = family("cuda_stem_se_block")
-    assert config in found.configs_for(problem, SM80) and found.launches(problem, config, SM80) == [
-        {"channels_last": 0}
-    ]
-    emulated = Emulated(Kernel.of(found.name, config, dtype, problem.epilogue, "sm_80"), tmp_path)
+    config = config_of("cuda_stem_se_block", (*values, problem.c))
+    assert family("cuda_stem_se_block").launches(problem, config, SM80) == [{"channels_last": 0}]
+    emulated = Emulated(proposed("cuda_stem_se_block", problem, config, SM80), tmp_path)
     tensors, scalars = random_inputs(problem)
     expected = solve(problem, tensors, scalars)["y"]
     for last in (0, 1):

@@ -1,22 +1,19 @@
 """Blocks that halve their image, in one kernel: its own text on a CPU, and what the family says of it."""
 
 import pytest
-from comparison import relative_error
+from comparison import assert_right
 from emulator import Emulated
-from kernels import random_inputs
+from kernels import proposed, random_inputs
 from reference import solve
 
 from autotune.core import architecture
-from autotune.families import Kernel, family
+from autotune.families import family
 from autotune.ir import parse
 
 SM90, FAMILY = architecture("sm90"), family("sm90_se_down_block")
 BLOCK = "se_down_block n={n} h={h} w={w} c={c} k={k} hidden={hidden} dtype={dtype} epilogue={chain}"
 NETWORKS = "add_scalar,relu,add_scalar,conv,mul_scalar,add_scalar,gate,project,relu,add_scalar"
 EVERY_KIND = "bias,silu,conv,scale,gate,bias,project,add,store,relu"
-# The whole, apart from the order of its sums, is as exact as its values between the convolutions and its output.
-LIMIT = {"f16": 1e-3, "bf16": 8e-3}
-
 # Tiles of one image or several, the last not full; blocks of a cluster that share a tile, or the weights, or both.
 CASES = [
     (
@@ -46,16 +43,14 @@ def test_the_kernels_text_computes_the_block(config, dtype, chain, sizes, tmp_pa
         config = {**config, "out_h": problem.p, "out_w": problem.q}
         folder = tmp_path / str(seed)  # a library of the same path would not be loaded again
         folder.mkdir()
-        emulated = Emulated(Kernel.of(FAMILY.name, config, dtype, problem.epilogue, "sm_90"), folder)
-        assert FAMILY.why_not_served(problem, SM90) is None and config in FAMILY.configs_for(problem, SM90)
+        emulated = Emulated(proposed(FAMILY.name, problem, config, SM90), folder)
         tensors, scalars = random_inputs(problem, seed)
         launches = FAMILY.launches(problem, config, SM90)
         least = min(launches, key=lambda launch: tuple(launch.values()))
         expected = solve(problem, tensors, scalars)
         for order in (0, 1):  # TMA late, and at once
             found = emulated.run(problem, tensors, scalars, least, config["parts"] * config["peers"], order)
-            for name, value in expected.items():
-                assert relative_error(found[name], value) < LIMIT[dtype], f"{name} of {problem}, order {order}"
+            assert_right(found, expected, dtype, f"{problem}, order {order}")
         for launch in launches:
             assert emulated.shared_bytes(problem, launch) > 0, f"{problem} {launch} is refused"
 

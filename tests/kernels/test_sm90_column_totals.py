@@ -4,7 +4,7 @@ import pytest
 import torch
 from comparison import relative_error
 from emulator import Emulated, assert_special_values_arrive
-from kernels import assert_not_serialized, need_compiler, random_inputs
+from kernels import assert_not_serialized, fitting, random_inputs
 from reference import solve
 
 from autotune.core import architecture
@@ -84,9 +84,7 @@ def test_the_kernels_text_computes_a_gradient_and_its_sums(case, tmp_path):
 def _emulated(chosen, case, text, folder, shift=0.0):
     """Run a case with transfers late, and at once; return all outputs of both runs, and the exact ones."""
     config, problem, grid = SMALL | CASES[case][0], parse(text), CASES[case][2]
-    assert chosen.why_not_served(problem, SM90) is None
-    assert chosen.why_illegal(config, SM90, problem.dtype, problem.epilogue) is None
-    emulated = Emulated(Kernel.of(chosen.name, config, problem.dtype, problem.epilogue, "sm_90"), folder)
+    emulated = Emulated(fitting(chosen.name, problem, config, SM90), folder)
     tensors, scalars = random_inputs(problem)
     tensors["x"] += shift  # means that are not small
     wanted = solve(problem, tensors, scalars)
@@ -118,6 +116,5 @@ def test_blocks_stay_in_their_columns():
     ids=["turns", "many sums", "patches"],
 )
 def test_the_compiler_does_not_serialize_products(chosen, config, tmp_path):
-    compiler = need_compiler("sm_90", nvcc=True)
     assert chosen.why_illegal(SMALL | config, SM90, "f16", Epilogue()) is None
-    assert_not_serialized(compiler, Kernel.of(chosen.name, SMALL | config, "f16", Epilogue(), "sm_90"), tmp_path)
+    assert_not_serialized(Kernel.of(chosen.name, SMALL | config, "f16", Epilogue(), "sm_90"), tmp_path)

@@ -1,17 +1,17 @@
 """The kernel of small images for Hopper, its own text, run on a CPU."""
 
 import pytest
-from comparison import assert_bytes_are_right, relative_error
+from comparison import assert_right
 from emulator import Emulated
-from kernels import assert_not_serialized, need_compiler, random_inputs, spread_inputs
-from promotion import bytes_off
+from kernels import assert_not_serialized, fitting, random_inputs, spread_inputs
+from promotion import assert_inexact_sums_are_promoted, bytes_off
 from reference import solve
 
 from autotune.core import architecture
 from autotune.families import Kernel, family
-from autotune.ir import BYTE_FORMATS, MAX_SUM_ERROR, Epilogue, parse, sum_error
+from autotune.ir import BYTE_FORMATS, Epilogue, parse, sum_error
 
-pytestmark = [pytest.mark.compile, pytest.mark.compile]
+pytestmark = pytest.mark.compile
 
 SM90, FAMILY, E4M3 = architecture("sm90"), family("sm90_image_conv2d"), family("sm90_e4m3_image_conv2d")
 SMALL = {"image": "warps", "hidden": 0, "stride": 1, "tile_n": 32, "peers": 1}
@@ -106,20 +106,13 @@ def test_the_kernels_text_computes_the_convolution_in_e4m3(case, tmp_path):
 def _compare(chosen, config, text, folder):
     """Compare a kernel's results with the reference's, for few and for many buffers for weights."""
     problem = parse(text)
-    assert chosen.why_not_served(problem, SM90) is None and chosen.why_unfit(problem, config, SM90) is None
-    assert chosen.why_illegal(config, SM90, problem.dtype, problem.epilogue) is None
-    emulated = Emulated(Kernel.of(chosen.name, config, problem.dtype, problem.epilogue, "sm_90"), folder)
+    emulated = Emulated(fitting(chosen.name, problem, config, SM90), folder)
     tensors, scalars = (spread_inputs if problem.dtype in BYTE_FORMATS else random_inputs)(problem)
     wanted, of_sums = solve(problem, tensors, scalars), sum_error(problem, config)
     most = max(launch["weight_slots"] for launch in chosen.launches(problem, config, SM90))
     for slots, seed in ((2, 0), (most, 1)):  # transfers late, and at once
         found = emulated.run(problem, tensors, scalars, {"weight_slots": slots}, config["peers"], seed)
-        for name, value in wanted.items():
-            if problem.dtype in BYTE_FORMATS:
-                assert_bytes_are_right(found[name], value, f"{name}, {slots} slots, seed {seed}", 2e-5 + of_sums)
-                continue
-            error = relative_error(found[name], value)
-            assert error < {"f16": 1e-3, "bf16": 8e-3}[problem.dtype], f"{name}, {slots} slots, seed {seed}"
+        assert_right(found, wanted, problem.dtype, f"{slots} slots, seed {seed}", 2e-5 + of_sums)
 
 
 @pytest.mark.parametrize(
@@ -147,9 +140,8 @@ def test_shared_memory_is_what_the_launches_take_it_for(config, text, slot, tmp_
 def test_the_compiler_does_not_serialize_products(config, chain, tmp_path):
     gated = "gate" in chain
     config = SMALL | config | ({"hidden": 16} if gated else {"image": "warps"})
-    compiler = need_compiler("sm_90", nvcc=True)
     kernel = Kernel.of(FAMILY.name, config, "f16", Epilogue.parse(chain), "sm_90")
-    assert_not_serialized(compiler, kernel, tmp_path)
+    assert_not_serialized(kernel, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -158,8 +150,8 @@ def test_the_compiler_does_not_serialize_products(config, chain, tmp_path):
     ids=["stride 1", "wide", "narrow"],
 )
 def test_the_compiler_does_not_serialize_products_of_bytes(config, tmp_path):
-    compiler, epilogue = need_compiler("sm_90", nvcc=True), Epilogue.parse("scale,bias,add,relu,mul_scalar")
-    assert_not_serialized(compiler, Kernel.of(FAMILY.name, SMALL | config, "s8", epilogue, "sm_90"), tmp_path)
+    epilogue = Epilogue.parse("scale,bias,add,relu,mul_scalar")
+    assert_not_serialized(Kernel.of(FAMILY.name, SMALL | config, "s8", epilogue, "sm_90"), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -168,9 +160,9 @@ def test_the_compiler_does_not_serialize_products_of_bytes(config, tmp_path):
     ids=["wide", "each step", "narrow"],
 )
 def test_the_compiler_does_not_serialize_promoted_sums(config, tmp_path):
-    compiler, epilogue = need_compiler("sm_90", nvcc=True), Epilogue.parse("scale,bias,add,relu,mul_scalar")
+    epilogue = Epilogue.parse("scale,bias,add,relu,mul_scalar")
     config = SMALL | {"tile_k": 128} | config
-    assert_not_serialized(compiler, Kernel.of(E4M3.name, config, "e4m3", epilogue, "sm_90"), tmp_path)
+    assert_not_serialized(Kernel.of(E4M3.name, config, "e4m3", epilogue, "sm_90"), tmp_path)
 
 
 def test_promoted_sums_are_more_exact(tmp_path):
@@ -197,15 +189,9 @@ def test_kernels_in_e4m3_have_the_tiles_of_bytes():
 
 def test_sums_that_are_too_inexact_are_promoted():
     """The bound takes a sum for one of all steps, as if a single warpgroup added them."""
-    config = SMALL | {"tile_k": 128, "promote": 0}
-    few, many = (parse(f"conv2d n=8 h=7 w=7 c={c} k=64 r=3 s=3 pad=1 dtype=e4m3") for c in (512, 1024))
-    assert sum_error(few, config) == 152 * 2**-12 and sum_error(many, config) == 296 * 2**-12 > MAX_SUM_ERROR
-    assert sum_error(many, config | {"promote": 2}) == pytest.approx((8 + (288 * 8) ** 0.5) * 2**-12)
-    assert E4M3.why_unfit(few, config, SM90) is None
-    assert E4M3.why_unfit(many, config, SM90).startswith("sums that are promoted so rarely are off by up to 7.23%")
-    assert all(E4M3.why_unfit(many, config | {"promote": often}, SM90) is None for often in (1, 2, 4))
-    costs = [E4M3.cost(few, config | {"promote": often}, SM90) for often in (1, 2, 4, 0)]
-    assert costs == sorted(costs, reverse=True) and len(set(costs)) == 4
+    config, few = SMALL | {"tile_k": 128}, parse("conv2d n=8 h=7 w=7 c=512 k=64 r=3 s=3 pad=1 dtype=e4m3")
+    assert_inexact_sums_are_promoted(E4M3.name, config)
+    assert len({E4M3.cost(few, config | {"promote": often}, SM90) for often in (1, 2, 4, 0)}) == 4
 
 
 def test_problems_of_bytes_that_no_kernel_solves_are_refused_with_a_reason():

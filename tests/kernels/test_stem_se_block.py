@@ -1,13 +1,13 @@
 """A network's first layer and block in one kernel: its text on a CPU; what the family says."""
 
 import pytest
-from comparison import relative_error
+from comparison import assert_right
 from emulator import Emulated
-from kernels import random_inputs
+from kernels import proposed, random_inputs
 from reference import solve
 
 from autotune.core import architecture
-from autotune.families import Kernel, family
+from autotune.families import family
 from autotune.ir import parse
 
 SM90, FAMILY = architecture("sm90"), family("sm90_strip_se_block")
@@ -15,9 +15,6 @@ TEXT = "stem_se_block n={n} h={h} w={w} c={c} k={k} block={block} hidden={hidden
 NETWORKS = (
     "relu,keep,add_scalar,conv,add_scalar,relu,add_scalar,conv,mul_scalar,add_scalar,gate,add_kept,relu,add_scalar"
 )
-# The whole, apart from the order of its sums, is as exact as its values between the convolutions and its output.
-LIMIT = {"f16": 1e-3, "bf16": 8e-3}
-
 WHOLE = {"n": 3, "h": 64, "w": 64, "c": 3, "k": 64, "block": 4, "hidden": 4, "dtype": "f16", "chain": NETWORKS}
 # One strip or several; an image of another height than width; a block that has no image.
 NO_TENSORS = "bias,keep,silu,conv,scale,conv,bias,gate,scale,add_kept,relu"
@@ -37,8 +34,7 @@ def test_the_kernels_text_computes_the_block(sizes, config, grids, tmp_path):
     pool = sizes.get("pool", 0)
     problem = parse(TEXT.format(**sizes).replace("stem_se_block", "stem_se_block_pool" if pool else "stem_se_block"))
     config = {"height": problem.behind.h, "width": problem.behind.w, "image": problem.c, **config, "pool": pool}
-    assert FAMILY.why_not_served(problem, SM90) is None and config in FAMILY.configs_for(problem, SM90)
-    emulated = Emulated(Kernel.of(FAMILY.name, config, problem.dtype, problem.epilogue, "sm_90"), tmp_path)
+    emulated = Emulated(proposed(FAMILY.name, problem, config, SM90), tmp_path)
     tensors, scalars = random_inputs(problem)
     expected = solve(problem, tensors, scalars)
     for order, (grid, taps) in enumerate((grid, taps) for grid in grids for taps in (9, 0)):  # TMA late, and at once
@@ -47,8 +43,7 @@ def test_the_kernels_text_computes_the_block(sizes, config, grids, tmp_path):
         if launch["channels_last"]:
             given["x"] = tensors["x"].permute(0, 2, 3, 1).contiguous()
         found = emulated.run(problem, given, scalars, launch, config["cluster"], order)
-        for output, value in expected.items():
-            assert relative_error(found[output], value) < LIMIT[problem.dtype], f"{output}, {launch}"
+        assert_right(found, expected, problem.dtype, launch)
     for launch in FAMILY.launches(problem, config, SM90):
         assert emulated.shared_bytes(problem, launch) > 0, f"{launch} is refused"
 

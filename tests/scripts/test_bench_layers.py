@@ -6,6 +6,7 @@ import math
 import faults
 import pytest
 import torch
+from databases import put_time
 from processes import script
 from repository import ROOT
 
@@ -153,20 +154,12 @@ def test_what_kills_the_process_is_a_result_and_the_layer_goes_on(tmp_path, cont
     path = tmp_path / "faulty.db"
     with Store.create(path) as store:
         device = store.put_device(device_name(CPU), "x86-64", flops_per_us=1e5, bytes_per_us=1e4)
-        binary = store.put_library(
-            library.read_bytes(),
-            kind="shared_library",
-            target="x86-64",
-            compiler="",
-            flags="",
-            cutlass="",
-            abi_version=1,
-        )
+        about = {"kind": "shared_library", "target": "x86-64", "compiler": "", "flags": "", "cutlass": ""}
+        binary = store.put_library(library.read_bytes(), **about, abi_version=1)
         for us, name in enumerate(("segfault", "scaled", "good"), 1):
             identity = dict.fromkeys(("dtype", "epilogue", "target", "source"), "") | {"family": "faulty"}
             kernel = store.put_kernel(identity | {"config": f'"{name}"'}, symbol=name, library_id=binary.id)
-            ids = {"device_id": device.id, "problem_id": store.put_problem(str(POOL)).id, "kernel_id": kernel.id}
-            store.put_measurement(**ids, status="ok", median_us=float(us))
+            put_time(store, device, POOL, kernel.id, float(us))
     entry = contests.measure(Job(POOL, path, 30), lambda what: None)
     trials = {trial["label"]: (trial["status"], trial["reason"]) for trial in entry["trials"]}
     assert trials['faulty "segfault"'] == ("crashed", "the process died: SIGSEGV")

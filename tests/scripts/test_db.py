@@ -15,7 +15,7 @@ import optuna
 import pytest
 import torch
 import trial_database
-from databases import rows, told
+from databases import alter, rows, told
 from processes import HANG, TUNED_BATCH, assert_error, script
 from repository import ROOT, SCRIPTS
 
@@ -110,32 +110,35 @@ def test_trials_open_as_studies_of_optuna(tuned_db, tmp_path):
     assert_error(script("db", "export", "--optuna", tuned_db, path), "exists")
 
 
-def test_what_failed_is_a_failed_trial(tuned_db, tmp_path):
-    changed, path = shutil.copy(tuned_db, tmp_path / "changed.db"), tmp_path / "studies.sqlite3"
-    with closing(sqlite3.connect(changed)) as connection:
-        connection.execute("UPDATE measurement SET status = 'wrong', error = 'y is 0', median_us = NULL WHERE id = 1")
-        last = "SELECT max(id) FROM kernel WHERE library_id > 0"
-        connection.execute(f"UPDATE kernel SET error = 'no such register' WHERE id = ({last})")
-        connection.commit()
-    assert script("db", "export", "--optuna", changed, path).returncode == 0
+def exported_trials(database, path, state):
+    """Return the trials of a state in the studies that a database is exported to."""
+    assert script("db", "export", "--optuna", database, path).returncode == 0
     studies = [optuna.load_study(study_name=name, storage=f"sqlite:///{path}") for name in names_of(path)]
-    failed = [trial for study in studies for trial in study.trials if trial.state == optuna.trial.TrialState.FAIL]
+    return [trial for study in studies for trial in study.trials if trial.state == state]
+
+
+def test_what_failed_is_a_failed_trial(tuned_db, tmp_path):
+    changed = shutil.copy(tuned_db, tmp_path / "changed.db")
+    alter(
+        changed,
+        "UPDATE measurement SET status = 'wrong', error = 'y is 0', median_us = NULL WHERE id = 1",
+        "UPDATE kernel SET error = 'no such register' WHERE id = (SELECT max(id) FROM kernel WHERE library_id > 0)",
+    )
+    failed = exported_trials(changed, tmp_path / "studies.sqlite3", optuna.trial.TrialState.FAIL)
     errors = {trial.user_attrs["error"]: trial.user_attrs["status"] for trial in failed}
     assert errors == {"y is 0": "wrong", "no such register": "does not compile"}
     assert all(trial.value is None and trial.params for trial in failed)
 
 
 def test_what_was_too_slow_for_all_samples_is_a_pruned_trial(tuned_db, tmp_path):
-    changed, path = shutil.copy(tuned_db, tmp_path / "changed.db"), tmp_path / "studies.sqlite3"
+    changed = shutil.copy(tuned_db, tmp_path / "changed.db")
     with closing(sqlite3.connect(changed)) as connection:
         connection.execute("UPDATE measurement SET final = 0, samples_us = '[7.0, 7.5, 8.0]'")
         connection.execute("UPDATE measurement SET samples_us = '[9.0, 9.5]' WHERE id IN (1, 2)")
         connection.execute("UPDATE measurement SET final = 1 WHERE id = 2")
         times = dict(connection.execute("SELECT id, median_us FROM measurement"))
         connection.commit()
-    assert script("db", "export", "--optuna", changed, path).returncode == 0
-    studies = [optuna.load_study(study_name=name, storage=f"sqlite:///{path}") for name in names_of(path)]
-    pruned = [trial for study in studies for trial in study.trials if trial.state == optuna.trial.TrialState.PRUNED]
+    pruned = exported_trials(changed, tmp_path / "studies.sqlite3", optuna.trial.TrialState.PRUNED)
     assert [trial.value for trial in pruned] == [times[1]]
 
 
@@ -192,9 +195,7 @@ def timed_or_refused(study):
 
 def test_a_packed_database_runs_the_network_on_the_same_kernels(tuned_db, tmp_path):
     settled, packed = shutil.copy(tuned_db, tmp_path / "settled.db"), tmp_path / "packed.db"
-    with closing(sqlite3.connect(settled)) as connection:  # a finalist that was faster in its trial is chance
-        connection.execute("DELETE FROM measurement WHERE NOT final")
-        connection.commit()
+    alter(settled, "DELETE FROM measurement WHERE NOT final")  # a finalist that was faster in its trial is chance
     done = script("db", "pack", settled, "--out", packed)
     assert done.returncode == 0, done.stderr
     assert packed.stat().st_size < settled.stat().st_size
@@ -259,9 +260,7 @@ def test_signing_and_verifying(tuned_db, tmp_path):
         with pytest.raises(DatabaseError, match="no valid signature by a key that you trust"):
             make(tuned_db, trusted_keys=[public])
 
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE library SET blob = zeroblob(9) WHERE id = (SELECT max(library_id) FROM kernel)")
-        connection.commit()
+    alter(path, "UPDATE library SET blob = zeroblob(9) WHERE id = (SELECT max(library_id) FROM kernel)")
     assert_error(script("db", "verify", path), "ship.db", "binary", "is damaged")
     assert_error(script("db", "sign", "--key", key, path), "is damaged")
     assert_error(script("db", "sign", "--key", public, path), "not a private Ed25519 key")

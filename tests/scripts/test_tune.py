@@ -8,14 +8,14 @@ import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import optuna
 import psutil
 import pytest
 import trace_events
-from databases import CONV, rows
+from databases import CONV, alter, rows
 from processes import HANG, TUNE, TUNED_BATCH, assert_error, process, script
 from repository import ROOT, SCRIPTS
 
@@ -116,9 +116,7 @@ def test_a_budget_of_nothing_is_not_the_default(tmp_path):
 @pytest.mark.process
 def test_a_foreign_database_is_left_alone(tmp_path):
     foreign = tmp_path / "photos.db"
-    with closing(sqlite3.connect(foreign)) as connection:
-        connection.execute("CREATE TABLE photo (id INTEGER)")
-        connection.commit()
+    alter(foreign, "CREATE TABLE photo (id INTEGER)")
     before = foreign.read_bytes()
     assert_error(script("tune", "--arch", "cpu", "--db", foreign), str(foreign), "not a tuning database")
     assert foreign.read_bytes() == before

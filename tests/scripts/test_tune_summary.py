@@ -4,7 +4,7 @@ import io
 
 import pytest
 import torch
-from databases import identity
+from databases import identity, put_time
 from rich.console import Console
 from torch import nn
 
@@ -45,11 +45,8 @@ def said_of(network, store, **details):
     for family, us in (("cpu_conv2d", 2.0), ("aten", 8.0)):
         kernel = store.put_kernel({**identity("{}"), "family": family}, symbol="s")
         for problem in dict.fromkeys(request.problems):
-            store.put_measurement(
-                device_id=tuner.device.id, problem_id=store.put_problem(str(problem)).id, kernel_id=kernel.id,
-                launch={}, status="ok", samples_us=[us], median_us=us, spread_us=0.0, final=True,
-                details={"finals": 1, **details},
-            )  # fmt: skip
+            known = {"launch": {}, "samples_us": [us], "spread_us": 0.0, "final": True}
+            put_time(store, tuner.device, problem, kernel.id, us, **known, details={"finals": 1, **details})
     printed = io.StringIO()
     show_outcome(Console(file=printed, width=300), tuner, [request], store.name)
     return printed.getvalue().splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -82,17 +83,29 @@ class ResNet(nn.Module):
         return self.fc(torch.flatten(x, 1))
 
 
-class Of(nn.Module):
-    """A module of one function, with a convolution to 8 channels before it."""
+class Function(nn.Module):
+    """A function of a module and its input; parts: the module's attributes, of which plain tensors are buffers."""
 
-    def __init__(self, function: Callable[[nn.Module, torch.Tensor], torch.Tensor], **parts: object) -> None:
+    def __init__(self, function: Callable[[Any, torch.Tensor], Any], **parts: object) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3, padding=1)
         self.function = function
         for name, part in parts.items():
-            setattr(self, name, part)
+            if isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter):
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self, x)
+
+
+class Of(Function):
+    """The same, with a convolution to 8 channels before it."""
+
+    def __init__(self, function: Callable[[Any, torch.Tensor], Any], **parts: object) -> None:
+        super().__init__(function, conv=nn.Conv2d(3, 8, 3, padding=1), **parts)
+
+    def forward(self, x: torch.Tensor) -> Any:
         return self.function(self, self.conv(x))
 
 

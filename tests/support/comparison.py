@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
+
+from autotune.ir import BYTE_FORMATS
 
 LIMIT = {"f16": 1e-3, "bf16": 8e-3, "tf32": 2e-3, "f32": 4e-6}
 """Largest relative error (see `relative_error`) by dtype: twice the rounding error of factors, sums and output."""
@@ -44,3 +47,15 @@ def assert_bytes_are_right(actual: torch.Tensor, expected: torch.Tensor, name: s
     wrong = (found < low) | (found > high)
     assert not wrong.any(), f"{name}: {int(wrong.sum())} of {wrong.numel()} bytes"
     assert expected.clamp(-128, 127).std() > 5, "a test of saturated bytes would prove little"
+
+
+def assert_right(
+    found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], dtype: str, said: object = "",
+    error: float = 2e-5,
+) -> None:  # fmt: skip
+    """Check outputs in a dtype, of an 8-bit format each value within `error` of it, and others by LIMIT."""
+    for name, value in wanted.items():
+        if dtype in BYTE_FORMATS:
+            assert_bytes_are_right(found[name], value, f"{name}, {said}", error)
+        else:
+            assert relative_error(found[name], value) < LIMIT[dtype], f"{name}, {said}"

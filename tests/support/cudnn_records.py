@@ -18,6 +18,10 @@ def recorded():
             yield Algorithm("forward", "engine", plan["name"], f"engine {plan['engine']}", **values)
 
 
+TEXT = "conv2d n=2 h=5 w=4 c=6 k=8 r=3 s=3 pad=1 dtype=f32 epilogue=bias,relu"
+CONFIG = {"plan": "eng4_k24=26", "bias": "f32", "workspace_bytes": 0, "made_by": "cuDNN 9.19.0, frontend 1.28.0"}
+"""A problem, and the config of a plan of it."""
+
 CLASSIC = [
     Algorithm("forward", "classic", "0", "IMPLICIT_GEMM", 0, True, us=30.0, energy_uj=9e3),
     Algorithm("forward", "classic", "1", "IMPLICIT_PRECOMP_GEMM", 4096, True, us=12.0, energy_uj=8e3),

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -123,12 +122,3 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
             target.sendall(data)
     with suppress(OSError):
         target.shutdown(socket.SHUT_RDWR)
-
-
-def wait_until(what: object, seconds: float = 120.0) -> None:
-    """Wait until a function returns something true; fail if it does not."""
-    assert callable(what)
-    until = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.05)

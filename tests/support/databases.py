@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+import torch
 
+from autotune.core import device_name
 from tuning_db import Store
-from tuning_db.schema import Base
+from tuning_db.schema import Base, Device
 from tuning_db.trust import digests
 
 LIBRARY = {"kind": "device_image", "target": "sm_90", "flags": "-O3", "cutlass": "4", "abi_version": 1}
@@ -23,6 +25,28 @@ CONV = "conv2d n={n} h=4 w=4 c=8 k=8 r=1 s=1 stride=1,1 pad=0,0 dilation=1,1 gro
 
 def identity(config: str, source: str = "0") -> dict[str, str]:
     return {"family": "f", "config": config, "dtype": "f32", "epilogue": "none", "target": "sm_90", "source": source}
+
+
+def put_device(store: Store, name: str = "d", target: str = "sm_90", **columns: Any) -> Device:
+    """Add a device that computes a FLOP and reads a byte in a microsecond."""
+    return store.put_device(name, target, flops_per_us=1.0, bytes_per_us=1.0, **columns)
+
+
+def put_cpu(store: Store, target: str = "cpu") -> Device:
+    """Add this CPU."""
+    return put_device(store, device_name(torch.device("cpu")), target)
+
+
+def put_torch_kernel(store: Store, config: str, **columns: str) -> int:
+    """Add a kernel of torch that needs no binary, and return its id; columns: what else it differs in."""
+    known = {"family": "torch", "dtype": "f32", "epilogue": "none", "target": "any", "source": ""}
+    return store.put_kernel({**known, "config": config, **columns}, symbol="").id
+
+
+def put_time(store: Store, device: Device, problem: object, kernel: int, us: float | None = 1.0, **columns: Any) -> int:
+    """Add a measurement of a kernel, which gave the right result unless columns say otherwise."""
+    ids = {"device_id": device.id, "problem_id": store.put_problem(str(problem)).id, "kernel_id": kernel}
+    return store.put_measurement(**ids, **{"status": "ok", "median_us": us, **columns})
 
 
 def fill(store: Store, seed: int, device: str = "d", compiler: str = "c", count: int = 25) -> None:
@@ -61,21 +85,24 @@ def fill(store: Store, seed: int, device: str = "d", compiler: str = "c", count:
         store.put_plan(device_id=row.id, network=f"net n={n}", median_us=median, spread_us=0.1, choices=choices)
 
 
+def alter(path: Path, *statements: str) -> None:
+    """Execute SQL statements on a file, without the checks of `Store`, and commit."""
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+
+
 def slow_down(path: Path, factor: float, where: str) -> None:
     """Multiply the times of the measurements that an SQL condition selects."""
     slower = f"median_us = {factor} * median_us, details = json_remove(details, '$.interval_us')"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute(f"UPDATE measurement SET {slower} WHERE {where}")
-        connection.commit()
+    alter(path, f"UPDATE measurement SET {slower} WHERE {where}")
     renew_digests(path)
 
 
 def renew_digests(path: Path) -> None:
     """Store the digests of all rows anew, after a change of rows that is to look like a tuner's."""
-    with closing(sqlite3.connect(path)) as connection:
-        for table in ("kernel", "measurement", "plan"):
-            connection.execute(f"UPDATE {table} SET digest = NULL")
-        connection.commit()
+    alter(path, *(f"UPDATE {table} SET digest = NULL" for table in ("kernel", "measurement", "plan")))
     with Store.create(path) as store, store.writing() as session:
         tables = {}
         for name in ("device", "problem", "library", "kernel", "measurement", "plan"):

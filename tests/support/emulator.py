@@ -14,7 +14,7 @@ from pathlib import Path
 
 import nvidia
 import torch
-from comparison import relative_error
+from comparison import LIMIT, relative_error
 from kernels import random_inputs
 from reference import solve
 from repository import KERNELS
@@ -227,9 +227,13 @@ def assert_special_values_arrive(
     assert fault is None, fault
 
 
-def relative_errors(kernel: Emulated, problem: Problem, launch: Launch, cluster: int = 1) -> dict[str, float]:
-    """Run a kernel on random inputs, and on special values; return the relative error of each result, by its name."""
+def assert_computes(
+    kernel: Emulated, problem: Problem, launch: Launch, cluster: int = 1, seed: int = 0,
+    limits: Mapping[str, float] = LIMIT,
+) -> None:  # fmt: skip
+    """Run a kernel on random inputs, and on special values, and check the relative error of each result."""
     tensors, scalars = random_inputs(problem)
-    found = kernel.run(problem, tensors, scalars, launch, cluster)
+    found = kernel.run(problem, tensors, scalars, launch, cluster, seed)
     assert_special_values_arrive(kernel, problem, tensors, scalars, launch, cluster)
-    return {name: relative_error(found[name], value) for name, value in solve(problem, tensors, scalars).items()}
+    for name, value in solve(problem, tensors, scalars).items():
+        assert relative_error(found[name], value) < limits[problem.dtype], f"{name}, {dict(launch)}"

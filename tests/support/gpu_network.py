@@ -29,3 +29,19 @@ def precise(x):
     """The plain network in float32, without TF32, on the rounded input."""
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         return plain(x.shape[1])(x.float())
+
+
+def assert_streams_do_not_meet(network, num_streams, runs):
+    """Check the results of runs on several streams that nobody orders."""
+    inputs = [images(BATCH, seed=seed) for seed in range(num_streams)]
+    expected = [network(x) for x in inputs]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in inputs]
+    results = [[] for _ in inputs]
+    for _ in range(runs):
+        for i, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                results[i].append(network(inputs[i]))
+    torch.cuda.synchronize()
+    for found, y in zip(results, expected, strict=True):
+        assert all(torch.equal(other, y) for other in found)

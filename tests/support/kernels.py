@@ -16,8 +16,8 @@ from repository import ROOT
 from autotune import families
 from autotune.codegen import rendering, toolchain
 from autotune.codegen.build_queue import build
-from autotune.core import ToolchainError, architecture
-from autotune.families import Config, Kernel, family
+from autotune.core import Architecture, ToolchainError, architecture
+from autotune.families import Config, Kernel, Value, family
 from autotune.ir import Epilogue, Problem
 from autotune.measure import CandidateBench, Result, Worker
 from autotune.measure.verify import random_tensor
@@ -31,6 +31,26 @@ def some_kernel(name, epilogue=""):
     target = f"sm_{arch.capability}" if arch.is_cuda else "x86-64"
     chain = Epilogue((*Epilogue.parse(epilogue).names, *found.operators[0].anchors))
     return Kernel.of(name, next(iter(found.configs(arch, arch.dtypes[0], chain))), arch.dtypes[0], chain, target)
+
+
+def config_of(name: str, values: Sequence[Value]) -> dict[str, Value]:
+    """Return the config of a family from the values of its parameters, in their order."""
+    return dict(zip((parameter.name for parameter in family(name).parameters), values, strict=True))
+
+
+def fitting(name: str, problem: Problem, config: Config, arch: Architecture) -> Kernel:
+    """Return the kernel of a legal config that fits a problem."""
+    found = family(name)
+    assert found.why_not_served(problem, arch) is None
+    assert found.why_illegal(config, arch, problem.dtype, problem.epilogue) is None
+    assert found.why_unfit(problem, config, arch) is None
+    return Kernel.of(name, config, problem.dtype, problem.epilogue, f"sm_{arch.capability}")
+
+
+def proposed(name: str, problem: Problem, config: Config, arch: Architecture) -> Kernel:
+    """Return the kernel of a config that a family proposes for a problem."""
+    assert config in family(name).configs_for(problem, arch)
+    return fitting(name, problem, config, arch)
 
 
 def built_paths(kernels: Iterable[Kernel], jobs: int = 2) -> dict[Kernel, Path]:
@@ -109,8 +129,9 @@ def assert_exported(kernels: Iterable[Kernel]) -> None:
         assert b"\0" + symbol + b"\0" in binary and b"\0" + symbol + b"_prepare\0" in binary, kernel
 
 
-def assert_not_serialized(compiler, kernel, folder):
+def assert_not_serialized(kernel: Kernel, folder: Path) -> None:
     """Compile a kernel and check that ptxas does not warn about serialized wgmma instructions."""
+    compiler = need_compiler(kernel.target, nvcc=True)
     source = folder / f"unit{compiler.source_suffix}"
     source.write_text(rendering.unit([kernel]))
     [command] = compiler.commands(source, folder / "unit.cubin", rendering.folders(kernel))

@@ -8,18 +8,16 @@ from the start of the process, the others from its first trial. `autotune kill-c
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import random
 import select
 import signal
-import sqlite3
 import subprocess
 import sys
-import zlib
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+
+from killed_run import TABLES, Database, Rows
 
 FINAL = 11  # the column of a measurement that tells finals from trials
 PROBLEMS = [
@@ -27,10 +25,6 @@ PROBLEMS = [
     "conv2d n=1 h=6 w=6 c=8 k=16 r=3 s=3 stride=1,1 pad=1,1 dilation=1,1 groups=1 dtype=f32 epilogue=relu",
     "conv2d n=1 h=5 w=5 c=16 k=16 r=1 s=1 stride=1,1 pad=0,0 dilation=1,1 groups=1 dtype=f32 epilogue=relu",
 ]
-TABLES = ("device", "environment", "problem", "library", "kernel", "measurement")
-DUPLICATES = """
-    SELECT device_id, problem_id, kernel_id, launch, count(*) FROM measurement
-    WHERE NOT final GROUP BY 1, 2, 3, 4 HAVING count(*) > 1"""
 
 
 def tune(path: str, trials: int) -> None:
@@ -68,7 +62,7 @@ class Killed:
 
 def kill(path: Path, rng: random.Random, longest: float, trials: int) -> Killed:
     """Run a tuner, kill it at a random moment, and check the file; raises AssertionError if anything is amiss."""
-    before = rows(path)
+    before = Database(str(path)).rows()
     process = tuner(path, trials)
     assert process.stdout
     if rng.random() < 0.5:
@@ -90,32 +84,16 @@ def kill(path: Path, rng: random.Random, longest: float, trials: int) -> Killed:
     return Killed(None if ended else said, len(trial_rows(after)))
 
 
-def check(path: Path) -> dict[str, set[tuple[object, ...]]]:
+def check(path: Path) -> Rows:
     """Every row of the file, which must be whole, without duplicates, and have binaries that are what they say."""
-    found = rows(path)
-    if found["device"]:
-        with closing(sqlite3.connect(path)) as connection:
-            assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-            assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
-            assert connection.execute(DUPLICATES).fetchall() == []
-            for digest, blob in connection.execute("SELECT digest, blob FROM library"):
-                assert hashlib.sha256(zlib.decompress(blob)).hexdigest() == digest
-    return found
+    database = Database(str(path))
+    assert list(database.defects()) == []
+    return database.rows()
 
 
-def rows(path: Path) -> dict[str, set[tuple[object, ...]]]:
-    """Table -> its rows; none of a file that is not there or has no tables yet."""
-    if not path.exists():
-        return {table: set() for table in TABLES}
-    with closing(sqlite3.connect(path)) as connection:
-        if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            return {table: set() for table in TABLES}
-        return {table: set(connection.execute(f"SELECT * FROM {table}")) for table in TABLES}
-
-
-def trial_rows(found: dict[str, set[tuple[object, ...]]]) -> list[tuple[object, ...]]:
+def trial_rows(found: Rows) -> list[tuple[str, ...]]:
     """The measurements that are trials, not finals."""
-    return [row for row in found["measurement"] if not row[FINAL]]
+    return [row for row in found["measurement"] if row[FINAL] == "0"]
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr, redirect_stdout
@@ -85,6 +86,14 @@ def assert_error(done: subprocess.CompletedProcess[str], *words: str) -> None:
     assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
     for word in words:
         assert word in lines[0]
+
+
+def wait_until(what: Callable[[], object], seconds: float = HANG) -> None:
+    """Wait until a function returns something true; fail if it does not."""
+    until = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.05)
 
 
 def in_threads(work: Callable[..., object], jobs: Iterable[tuple[object, ...]]) -> None:

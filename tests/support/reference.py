@@ -15,55 +15,7 @@ import torch.nn.functional as F
 from reference_steps import convolved, gated, gates, run_chain
 
 from autotune.ir import BYTE_FORMATS, Problem
-from autotune.ir.operators import (
-    AdaptiveAvgPool2d,
-    AvgPool2d,
-    BatchNormGradient,
-    BatchNormGradientSums,
-    BatchNormStatistics,
-    Cast,
-    ClippedAvgPool2d,
-    Concat,
-    ConcatConv2d,
-    Conv2d,
-    Conv2dDgrad,
-    Conv2dGradientSums,
-    Conv2dPair,
-    Conv2dSe,
-    Conv2dSeSkip,
-    Conv2dSkip,
-    Conv2dStatistics,
-    Conv2dWgrad,
-    DepthToSpace,
-    Elementwise,
-    ExpandDepthwise,
-    FoldedSe,
-    Gemm,
-    GlobalAvgPool2d,
-    GroupNorm,
-    InvertedResidual,
-    LayerNorm,
-    MaxPool2d,
-    MaxPool2dPlaces,
-    MaxPool2dPlacesGradient,
-    PatchConv2d,
-    Piece,
-    PointwisePair,
-    ReluGradientSums,
-    SeBlock,
-    SeDownBlock,
-    SeGates,
-    SeTail,
-    Softmax,
-    SpaceToDepth,
-    SqueezeExcite,
-    Stem,
-    StemBlock,
-    StemCast,
-    StemSeBlockPool,
-    ToChannelsLast,
-    Upsample,
-)
+from autotune.ir import operators as op
 
 
 def solve(  # noqa: PLR0911, PLR0912, PLR0915 -- a table
@@ -72,25 +24,25 @@ def solve(  # noqa: PLR0911, PLR0912, PLR0915 -- a table
     """Return every output of a problem by name, in float64 on the CPU."""
     given = {name: tensor.cpu().double() for name, tensor in tensors.items()}
     match problem:
-        case Conv2d() | Conv2dSe() | FoldedSe():
+        case op.Conv2d() | op.Conv2dSe() | op.FoldedSe():
             window = (problem.stride, problem.pad, problem.dilation, problem.groups)
             x = given["x"].movedim(-1, 1)
             value = F.conv2d(x, given["weight"], None, *window).movedim(1, -1)
-            if isinstance(problem, FoldedSe):
-                if isinstance(problem, Conv2dSeSkip):
+            if isinstance(problem, op.FoldedSe):
+                if isinstance(problem, op.Conv2dSeSkip):
                     parts = given["skip"].unflatten(-1, (problem.skip_groups, -1))
                     rows = given["projection"].flatten(1).unflatten(0, (problem.skip_groups, -1))
                     given["projected"] = torch.einsum("nhwgc,gkc->nhwgk", parts, rows).flatten(3)
                 given["squeezed"] = F.conv2d(x, given["w1"], None, *window).sum((2, 3)) / (problem.p * problem.q)
-        case Conv2dStatistics():
+        case op.Conv2dStatistics():
             y = solve(problem.convolution, tensors, ())["y"]
             norm = {"x": y, "weight": given["norm_weight"], "bias": given["norm_bias"]}
             return {"y": y, "statistics": _statistics(norm, scalars[0])}
-        case Conv2dGradientSums():
+        case op.Conv2dGradientSums():
             dy = solve(problem.convolution, tensors, ())["y"]
             found = _gradient_sums(problem.norm, {**given, "dy": dy, "x": given["norm_x"]})
             return {"y": found["dz"], "sums": found["y"]}
-        case Conv2dSkip():
+        case op.Conv2dSkip():
             window = (problem.stride, problem.pad, problem.dilation)
             value = F.conv2d(given["x"].movedim(-1, 1), given["weight"], None, *window).movedim(1, -1)
             down, right = problem.skip_stride
@@ -98,33 +50,33 @@ def solve(  # noqa: PLR0911, PLR0912, PLR0915 -- a table
             if problem.dtype in BYTE_FORMATS:
                 value, projected = value * given["scale"], projected * given["skip_scale"]
             value = value + projected
-        case PatchConv2d() | StemBlock():
+        case op.PatchConv2d() | op.StemBlock():
             n, p, q, k = problem.output_shape
             patches = F.unfold(given["x"], problem.block, stride=problem.block)
             value = torch.einsum("nci,kc->nik", patches, given["weight"].flatten(1)).reshape(n, p, q, k)
-        case Conv2dDgrad():
+        case op.Conv2dDgrad():
             x = torch.zeros(problem.n, problem.c, problem.h, problem.w, dtype=torch.float64, requires_grad=True)
             value = _gradient(problem, x, given["weight"], given["dy"], x)
-        case Conv2dWgrad():
+        case op.Conv2dWgrad():
             shape = (problem.k, problem.c // problem.groups, problem.r, problem.s)
             weight = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
             value = _gradient(problem, given["x"].movedim(-1, 1), weight, given["dy"], weight)
-        case MaxPool2dPlaces():
+        case op.MaxPool2dPlaces():
             return _pool_with_places(problem, given["x"])
-        case MaxPool2dPlacesGradient():
+        case op.MaxPool2dPlacesGradient():
             value = _places_gradient(problem, given["places"], given["dy"])
-        case Gemm():
+        case op.Gemm():
             value = torch.einsum("mk,nk->mn", given["x"], given["weight"])
-        case Stem() | StemCast():
+        case op.Stem() | op.StemCast():
             value = F.conv2d(given["x"], given["weight"], None, problem.stride, problem.pad).movedim(1, -1)
             pool, stride, pad = ((size, size) for size in (problem.pool, problem.pool_stride, problem.pool_pad))
             value = _largest(value, pool, stride, pad, problem.output_shape)
-        case ExpandDepthwise():
+        case op.ExpandDepthwise():
             value = torch.einsum("nhwc,kc->nhwk", given["x"], given["weight1"].flatten(1))
             return run_chain(
                 problem.epilogue.names, value, given, scalars, lambda v: _depthwise(v, given["weight2"], problem)
             )
-        case InvertedResidual():
+        case op.InvertedResidual():
             value = torch.einsum("nhwc,kc->nhwk", given["x"], given["weight1"].flatten(1))
             last = given["weight3"].flatten(1)
             remaining = [lambda v: v @ last.transpose(0, 1), lambda v: _depthwise(v, given["weight2"], problem)]
@@ -133,7 +85,7 @@ def solve(  # noqa: PLR0911, PLR0912, PLR0915 -- a table
                 return remaining.pop()(v)
 
             return run_chain(problem.epilogue.names, value, given, scalars, convolved_next)
-        case Conv2dPair():
+        case op.Conv2dPair():
             value = _dense(given["x"], given["weight1"], problem.first_stride, problem.first_pad)
             return run_chain(
                 problem.epilogue.names,
@@ -142,7 +94,7 @@ def solve(  # noqa: PLR0911, PLR0912, PLR0915 -- a table
                 scalars,
                 lambda v: _dense(v, given["weight2"], problem.stride, problem.pad),
             )
-        case PointwisePair():
+        case op.PointwisePair():
             value = torch.einsum("nhwc,kc->nhwk", given["x"], given["weight1"].flatten(1))
             second = given["weight2"].flatten(1)
 
@@ -151,32 +103,32 @@ def solve(  # noqa: PLR0911, PLR0912, PLR0915 -- a table
                 return torch.einsum("nhwc,kc->nhwk", rounded, second)
 
             return run_chain(problem.epilogue.names, value, given, scalars, multiplied)
-        case SeTail():
+        case op.SeTail():
             value = gated(given["x"], given)
-        case SeGates():
+        case op.SeGates():
             value = gates(given["x"], given, problem.act, problem.gate)
-        case SqueezeExcite():
+        case op.SqueezeExcite():
             value = gated(given["x"], given, problem.act, problem.gate)
-        case SeBlock():
+        case op.SeBlock():
             value = convolved(given["x"], given["weight1"])
-        case SeDownBlock():
+        case op.SeDownBlock():
             value = convolved(given["x"], given["weight1"], 2)
-        case LayerNorm() | GroupNorm():
+        case op.LayerNorm() | op.GroupNorm():
             value = _normalized(problem, given["x"], scalars[0])
-        case BatchNormStatistics():
+        case op.BatchNormStatistics():
             value = _statistics(given, scalars[0])
-        case BatchNormGradientSums():
+        case op.BatchNormGradientSums():
             found = _gradient_sums(problem, given)
             return found if problem.relu == 2 or problem.gradients == 2 else {"y": found["y"]}
-        case BatchNormGradient():
+        case op.BatchNormGradient():
             *_, scale, _ = given["statistics"]
             *_, slope, offset = given["sums"]
             value = scale * _active(problem, given, given["dz"]) + slope * given["x"] + offset
-        case ReluGradientSums():
+        case op.ReluGradientSums():
             return _relu_gradient_sums(problem, given)
-        case Concat():
+        case op.Concat():
             value = _concatenated(given, problem.pieces, problem.interleave)
-        case ConcatConv2d():
+        case op.ConcatConv2d():
             value = _concatenated(given, problem.pieces)
             return run_chain(
                 problem.epilogue.names, value, given, scalars, lambda v: v @ given["weight"].flatten(1).transpose(0, 1)
@@ -184,7 +136,7 @@ def solve(  # noqa: PLR0911, PLR0912, PLR0915 -- a table
         case _:
             value = _without_weights(problem, given["x"])
     outputs = run_chain(problem.epilogue.names, value, given, scalars[problem.scalars :])
-    if isinstance(problem, StemSeBlockPool):
+    if isinstance(problem, op.StemSeBlockPool):
         outputs["pooled"] = _without_weights(problem.pool, outputs["y"])
     return outputs
 
@@ -192,37 +144,37 @@ def solve(  # noqa: PLR0911, PLR0912, PLR0915 -- a table
 def _without_weights(problem: Problem, x: torch.Tensor) -> torch.Tensor:
     """Return the result of a pool, or of an operator that only moves data."""
     match problem:
-        case AvgPool2d():
+        case op.AvgPool2d():
             padded = F.pad(x, (0, 0, problem.pad[1], problem.pad[1], problem.pad[0], problem.pad[0]))
             windows = padded.unfold(1, problem.r, problem.stride[0]).unfold(2, problem.s, problem.stride[1])
             value = windows.mean((-1, -2))
-        case ClippedAvgPool2d():
+        case op.ClippedAvgPool2d():
             rows = _clipped(problem.h, problem.r, problem.stride[0], problem.pad[0], problem.p)
             value = _averages(x, rows, _clipped(problem.w, problem.s, problem.stride[1], problem.pad[1], problem.q))
-        case AdaptiveAvgPool2d():
+        case op.AdaptiveAvgPool2d():
             value = _averages(x, _parts(problem.h, problem.p), _parts(problem.w, problem.q))
-        case MaxPool2d():
+        case op.MaxPool2d():
             value = _largest(x, (problem.r, problem.s), problem.stride, problem.pad, problem.output_shape)
-        case GlobalAvgPool2d():
+        case op.GlobalAvgPool2d():
             value = x.sum((1, 2), keepdim=True) / (problem.h * problem.w)
-        case Elementwise() | Cast():
+        case op.Elementwise() | op.Cast():
             value = x
-        case ToChannelsLast():
+        case op.ToChannelsLast():
             value = torch.zeros(problem.output_shape, dtype=torch.float64)
             value[..., : problem.c] = x.movedim(1, -1)
-        case SpaceToDepth():
+        case op.SpaceToDepth():
             value = F.pixel_unshuffle(x, problem.block)  # channels come (c, dy, dx)
             n, _, p, q = value.shape
             value = value.reshape(n, problem.c, -1, p, q).permute(0, 3, 4, 2, 1).reshape(n, p, q, -1)
-        case DepthToSpace():
+        case op.DepthToSpace():
             value = torch.empty(problem.output_shape, dtype=torch.float64)
             tall, wide = problem.block
             for place in range(tall * wide):
                 part = x[..., place :: tall * wide] if problem.inner else x.split(problem.c, -1)[place]
                 value[:, place // wide :: tall, place % wide :: wide] = part
-        case Softmax():
+        case op.Softmax():
             value = (x - x.logsumexp(-1, keepdim=True)).exp()
-        case Upsample():
+        case op.Upsample():
             rows = _sampling(problem.mode, problem.h, problem.p, problem.rows)
             columns = _sampling(problem.mode, problem.w, problem.q, problem.columns)
             value = torch.einsum("ih,jw,nhwc->nijc", rows, columns, x)
@@ -244,7 +196,7 @@ def _averages(x: torch.Tensor, rows: Sequence[slice], columns: Sequence[slice]) 
     return torch.stack([torch.stack([x[:, r, c].mean((1, 2)) for c in columns], 1) for r in rows], 1)
 
 
-def _concatenated(given: Mapping[str, torch.Tensor], pieces: Sequence[Piece], interleave: int = 1) -> torch.Tensor:
+def _concatenated(given: Mapping[str, torch.Tensor], pieces: Sequence[op.Piece], interleave: int = 1) -> torch.Tensor:
     """Return the channels of the pieces, one after the other, or of each group in turn."""
     channels = []
     for i, piece in enumerate(pieces):
@@ -254,9 +206,9 @@ def _concatenated(given: Mapping[str, torch.Tensor], pieces: Sequence[Piece], in
     return torch.stack([channels[i] for i in order], -1)
 
 
-def _normalized(problem: LayerNorm | GroupNorm, x: torch.Tensor, eps: float) -> torch.Tensor:
+def _normalized(problem: op.LayerNorm | op.GroupNorm, x: torch.Tensor, eps: float) -> torch.Tensor:
     """Return x (n, h, w, c) with mean 0 and variance 1 in each pixel, or in each group of channels of an image."""
-    by_group = isinstance(problem, GroupNorm)
+    by_group = isinstance(problem, op.GroupNorm)
     parts = x.unflatten(-1, (problem.groups if by_group else 1, -1))  # n, h, w, group, channel
     axes = (1, 2, 4) if by_group else (4,)
     centred = parts - parts.mean(axes, keepdim=True)
@@ -275,7 +227,7 @@ def _statistics(given: Mapping[str, torch.Tensor], eps: float) -> torch.Tensor:
 
 
 def _active(
-    problem: BatchNormGradientSums | BatchNormGradient, given: Mapping[str, torch.Tensor], gradient: torch.Tensor
+    problem: op.BatchNormGradientSums | op.BatchNormGradient, given: Mapping[str, torch.Tensor], gradient: torch.Tensor
 ) -> torch.Tensor:
     """Return a gradient where the ReLU behind the normalization is active, and 0 elsewhere."""
     if problem.relu == 0:
@@ -285,7 +237,7 @@ def _active(
     return torch.where(after > 0, gradient, 0.0)
 
 
-def _gradient_sums(problem: BatchNormGradientSums, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _gradient_sums(problem: op.BatchNormGradientSums, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the sums `y` (4, c) of a batch normalization's gradient, and `dz` (n, h, w, c) where it is stored."""
     mean, _, factor, scale, _ = given["statistics"]
     gradient = given["dy"] + given["dy2"] if problem.gradients == 2 else given["dy"]
@@ -298,7 +250,7 @@ def _gradient_sums(problem: BatchNormGradientSums, given: Mapping[str, torch.Ten
     return {"y": y, "dz": dz}
 
 
-def _relu_gradient_sums(problem: ReluGradientSums, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _relu_gradient_sums(problem: op.ReluGradientSums, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the gradient `y` (n, h, w, c) of a ReLU's input, and the `sums` (n, rows, c) over each image."""
     gradient = given["dy"].clone()
     if problem.pool:
@@ -327,7 +279,9 @@ def _sampling(mode: str, size: int, made: int, ratio: tuple[int, int]) -> torch.
     return matrix
 
 
-def _depthwise(x: torch.Tensor, weight: torch.Tensor, problem: ExpandDepthwise | InvertedResidual) -> torch.Tensor:
+def _depthwise(
+    x: torch.Tensor, weight: torch.Tensor, problem: op.ExpandDepthwise | op.InvertedResidual
+) -> torch.Tensor:
     """Return a convolution with one filter for each channel, computed from its windows."""
     (down, right), (top, left) = problem.stride, problem.pad
     windows = F.pad(x, (0, 0, left, left, top, top)).unfold(1, problem.r, down).unfold(2, problem.s, right)
@@ -356,7 +310,7 @@ def _largest(
     return y
 
 
-def _pool_with_places(problem: MaxPool2dPlaces, x: torch.Tensor) -> dict[str, torch.Tensor]:
+def _pool_with_places(problem: op.MaxPool2dPlaces, x: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the largest values of windows of x (n, h, w, c) without NaN, and the numbers of the first of them."""
     side = (problem.r, problem.s)
     behind = [
@@ -372,7 +326,7 @@ def _pool_with_places(problem: MaxPool2dPlaces, x: torch.Tensor) -> dict[str, to
     return {"y": y, "places": (windows == y[..., None]).double().argmax(-1).double()}
 
 
-def _places_gradient(problem: MaxPool2dPlacesGradient, places: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+def _places_gradient(problem: op.MaxPool2dPlacesGradient, places: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
     """Return dx (n, h, w, c): dy (n, p, q, c) at the pixels of its places, as far as these are in the image."""
     value = torch.zeros(problem.output_shape, dtype=dy.dtype)
     for i, j, r, s in itertools.product(*map(range, (problem.p, problem.q, problem.r, problem.s))):
@@ -383,7 +337,7 @@ def _places_gradient(problem: MaxPool2dPlacesGradient, places: torch.Tensor, dy:
 
 
 def _gradient(
-    problem: Conv2dDgrad | Conv2dWgrad, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor, of: torch.Tensor
+    problem: op.Conv2dDgrad | op.Conv2dWgrad, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor, of: torch.Tensor
 ) -> torch.Tensor:
     """Return the gradient of sum(dy * conv(x, weight)) with respect to `of`, channels last, by autograd."""
     y = F.conv2d(x, weight, None, problem.stride, problem.pad, problem.dilation, problem.groups)

@@ -108,10 +108,22 @@ class Steps:
         self._batches += 1
         return images(seed=self._batches).to(self.device)
 
+    def both(self):
+        """Return both networks, each with what calls it."""
+        return (self.network, self.compiled), (self.exact, self.exact)
+
+    def zero_grad(self):
+        self.network.zero_grad()
+        self.exact.zero_grad()
+
+    def run(self, count):
+        for _ in range(count):
+            self.step()
+
     def step(self, scale=1.0):
         """Run a step of both networks, update the parameters in place, and return the gradients."""
         x = self.batch()
-        for model, call in ((self.network, self.compiled), (self.exact, self.exact)):
+        for model, call in self.both():
             model.zero_grad()
             (self.loss_of(call, x) * scale).backward()
         self.check()
@@ -164,8 +176,7 @@ def results_that_are_held_stay(steps):
 
 def gradients_accumulate(steps):
     for _ in range(4):
-        steps.network.zero_grad()
-        steps.exact.zero_grad()
+        steps.zero_grad()
         for x in (steps.batch(), steps.batch(), steps.batch()):
             for call in (steps.compiled, steps.exact):
                 steps.loss_of(call, x).backward()
@@ -174,8 +185,7 @@ def gradients_accumulate(steps):
 
 def passes_of_several_steps_interleave(steps, forward_in=nullcontext):
     for _ in range(4):
-        steps.network.zero_grad()
-        steps.exact.zero_grad()
+        steps.zero_grad()
         x, other = steps.batch(), steps.batch()
         for call in (steps.compiled, steps.exact):
             with forward_in():
@@ -207,7 +217,7 @@ def losses_are_kept(steps):
     losses = []
     for _ in range(4):
         x = steps.batch()
-        for model, call in ((steps.network, steps.compiled), (steps.exact, steps.exact)):
+        for model, call in steps.both():
             model.zero_grad()
             losses.append(steps.loss_of(call, x))
             losses[-1].backward()
@@ -219,7 +229,7 @@ def losses_are_kept(steps):
 def one_result_alone_is_used(steps):
     for _ in range(4):
         x = steps.batch()
-        for model, call in ((steps.network, steps.compiled), (steps.exact, steps.exact)):
+        for model, call in steps.both():
             model.zero_grad()
             y, _ = call(x if call is steps.compiled else x.double())
             y.square().sum().backward()
@@ -227,14 +237,12 @@ def one_result_alone_is_used(steps):
 
 
 def a_parameter_that_changes_before_the_backward_pass_does_not_pass_unnoticed(steps):
-    for _ in range(3):
-        steps.step()
+    steps.run(3)
     refused = 0
     for name, parameter in steps.network.named_parameters():
         x = steps.batch()
         loss, exact = steps.loss_of(steps.compiled, x), steps.loss_of(steps.exact, x)
-        steps.network.zero_grad()
-        steps.exact.zero_grad()
+        steps.zero_grad()
         exact.backward()
         before = parameter.detach().clone()
         with torch.no_grad():
@@ -252,8 +260,7 @@ def a_parameter_that_changes_before_the_backward_pass_does_not_pass_unnoticed(st
 
 
 def a_backward_pass_runs_once(steps):
-    for _ in range(3):
-        steps.step()
+    steps.run(3)
     loss = steps.loss_of(steps.compiled, steps.batch())
     with pytest.raises(RuntimeError, match="donated"):
         loss.backward(retain_graph=True)
@@ -265,8 +272,7 @@ def a_backward_pass_runs_once(steps):
 
 
 def gradients_of_gradients_are_refused(steps):
-    for _ in range(3):
-        steps.step()
+    steps.run(3)
     weight = steps.network.second.weight
     with pytest.raises(RuntimeError):
         (first,) = torch.autograd.grad(steps.loss_of(steps.compiled, steps.batch()), weight, create_graph=True)
@@ -274,8 +280,7 @@ def gradients_of_gradients_are_refused(steps):
 
 
 def threads_take_turns(steps):
-    for _ in range(3):
-        steps.step()
+    steps.run(3)
     inputs = [steps.batch() for _ in range(12)]
     weight = steps.network.second.weight
 
@@ -302,11 +307,9 @@ def saved_tensors_are_moved(steps):
 
 
 def forward_passes_are_checkpointed(steps):
+    steps.run(3)
     for _ in range(3):
-        steps.step()
-    for _ in range(3):
-        steps.network.zero_grad()
-        steps.exact.zero_grad()
+        steps.zero_grad()
         x, other = steps.batch().requires_grad_(), steps.batch().requires_grad_()
         losses = [checkpoint(steps.loss_of, steps.compiled, one, use_reentrant=False) for one in (x, other)]
         for loss in losses:
@@ -331,15 +334,14 @@ def parameters_have_hooks(steps):
 def a_parameter_is_used_beside_the_step(steps):
     for _ in range(4):
         x = steps.batch()
-        for model, call in ((steps.network, steps.compiled), (steps.exact, steps.exact)):
+        for model, call in steps.both():
             model.zero_grad()
             (steps.loss_of(call, x) + model.second.weight.square().sum()).backward()
         steps.check()
 
 
 def gradients_by_other_tensors_store_none(steps):
-    for _ in range(3):
-        steps.step()
+    steps.run(3)
     scale = torch.ones(3, 1, 1, requires_grad=True, device=steps.device)
     for ask in (
         lambda loss: torch.autograd.grad(loss, scale),
@@ -353,10 +355,8 @@ def gradients_by_other_tensors_store_none(steps):
 
 
 def stored_gradients_have_any_form(steps):
-    for _ in range(3):
-        steps.step()
-    steps.network.zero_grad()
-    steps.exact.zero_grad()
+    steps.run(3)
+    steps.zero_grad()
     steps.network.shift.grad = torch.zeros_like(steps.network.shift).to_sparse()
     steps.network.head.weight.grad = torch.zeros_like(steps.network.head.weight)
     x = steps.batch()

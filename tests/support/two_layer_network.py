@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
+from databases import put_cpu, put_time, put_torch_kernel
 
-from autotune.core import device_name
-from autotune.ir import INPUT, OUTPUT, CallerTensor, Layer, Network, NetworkKey, parse
+from autotune.ir import INPUT, OUTPUT, CallerTensor, Layer, Network, NetworkKey, Operand, parse
+from autotune.ir.operators import OperatorCall, TorchCall, ValueRef
 from autotune.measure import LayerAssignment, Result
 from tuning_db import Store
 from tuning_db.schema import Device
@@ -30,6 +30,13 @@ VALLEYS = {(0, 0): 10.0, (0, 1): 12.0, (1, 0): 11.0, (1, 1): 8.0}
 """Times of plans: from the winners no single change is an improvement, and still there is a faster plan."""
 
 
+def torch_relu(given: tuple[int, ...], result: tuple[int, ...] | None = None) -> TorchCall:
+    """Return a call of torch's ReLU on an input x; result: the shape that it is said to have."""
+    inputs, calls = (Operand("x", "input", given, "f32"),), (OperatorCall("aten.relu.default", (ValueRef(0),)),)
+    shape = result or given
+    return TorchCall(n=given[0], calls=calls, inputs=inputs, shape=shape, in_torch_order=("x",), dtype="f32")
+
+
 class TableDevice:
     """Stands for the worker: us says how long a plan takes, by the numbers of its layers' configs."""
 
@@ -47,19 +54,11 @@ def put_kernels(store: Store) -> tuple[Device, dict[tuple[str, int], int]]:
     Returns:
         The device, and the ids of the kernels by (layer, number).
     """
-    device = store.put_device(device_name(torch.device("cpu")), "cpu", flops_per_us=1.0, bytes_per_us=1.0)
+    device = put_cpu(store)
     made: dict[tuple[str, int], int] = {}
     for name, c in LAYERS.items():
         for number in (0, 1):
-            identity = {"family": "torch", "config": json.dumps({"number": number, "c": c}), "dtype": "f32"}
-            row = store.put_kernel(identity | {"epilogue": "none", "target": "any", "source": ""}, symbol="")
-            store.put_measurement(
-                device_id=device.id,
-                problem_id=store.put_problem(str(parse(PROBLEM.format(c=c)))).id,
-                kernel_id=row.id,
-                status="ok",
-                median_us=1.0 + number,
-                final=True,
-            )
-            made[name, number] = row.id
+            kernel = put_torch_kernel(store, json.dumps({"number": number, "c": c}))
+            put_time(store, device, parse(PROBLEM.format(c=c)), kernel, 1.0 + number, final=True)
+            made[name, number] = kernel
     return device, made

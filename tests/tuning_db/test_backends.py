@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 import sqlalchemy as sa
-from databases import CONV, LIBRARY, fill, identity, told
+from databases import CONV, LIBRARY, fill, identity, put_time, told
 from kill_tuner import tuner
 from processes import HANG
 from repository import ROOT
@@ -142,13 +142,7 @@ def test_a_trial_is_one_processs_until_it_is_recorded_or_the_process_ends(where)
         assert store.claim(device, problem, kernel, launches) == launches
         second = claimer(where)
         assert second.stdout.readline().strip() == "None"
-        store.put_measurement(
-            device_id=device.id,
-            problem_id=store.put_problem(problem).id,
-            kernel_id=kernel.id,
-            launch={"z": 0},
-            status="wrong",
-        )
+        put_time(store, device, problem, kernel.id, None, launch={"z": 0}, status="wrong")
         assert store.claim(device, problem, kernel, launches) == [{"z": 1}]
         assert store.claim(device, problem, kernel, launches[:1]) == []
         second.communicate("\n")

@@ -5,7 +5,7 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from databases import fill
+from databases import alter, fill
 from repository import ROOT
 
 from tuning_db import DatabaseError, Reader, Store, open_reader
@@ -145,10 +145,11 @@ def test_a_changed_column_is_an_error_that_names_row_and_database(table, column,
         row = used[-1]
         number = {"kernel": row.kernel_id, "library": row.kernel.library_id, "measurement": row.id, "device": 1}[table]
         text = row.problem.text
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA writable_schema = ON")
-        connection.execute("UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', '') WHERE type = 'table'")
-        connection.commit()
+    alter(
+        path,
+        "PRAGMA writable_schema = ON",
+        "UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', '') WHERE type = 'table'",
+    )
     for value in CHANGES[table, column]:
         shutil.copy(path, tmp_path / "one.db")
         with closing(sqlite3.connect(tmp_path / "one.db")) as connection:

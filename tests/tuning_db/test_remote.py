@@ -6,15 +6,13 @@ import importlib.util
 import os
 import pickle
 import shutil
-import sqlite3
 import threading
 import tracemalloc
-from contextlib import closing
 
 import fsspec
 import pytest
 import torch
-from databases import LIBRARY, fill, identity, told
+from databases import LIBRARY, alter, fill, identity, told
 from processes import TUNED_BATCH
 
 from fused_resnet import FusedResNet, tune
@@ -219,9 +217,7 @@ def test_a_copy_that_was_changed_is_fetched_again(path, web, cache):
     remote.fetched(url)
     [copy] = cache.iterdir()
     copy.chmod(0o644)
-    with closing(sqlite3.connect(copy)) as connection:
-        connection.execute("UPDATE measurement SET median_us = 0.001")
-        connection.commit()
+    alter(copy, "UPDATE measurement SET median_us = 0.001")
     assert remote.fetched(url) == copy and copy.read_bytes() == path.read_bytes()
     assert len(web.requests) == 2
 

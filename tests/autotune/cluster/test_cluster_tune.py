@@ -9,8 +9,8 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from dask_cluster import DaskProcesses, wait_until
-from processes import process
+from dask_cluster import DaskProcesses
+from processes import process, wait_until
 
 from autotune.cluster import connected
 

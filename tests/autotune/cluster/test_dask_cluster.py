@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 
 import psutil
 import pytest
-from dask_cluster import DaskProcesses, Proxy, wait_until
-from processes import HANG
+from dask_cluster import DaskProcesses, Proxy
+from processes import HANG, wait_until
 from repository import ROOT
 
 from autotune.cluster import DaskCluster, connected, dask_cluster, remote_child

@@ -4,7 +4,6 @@ The compiler is a shell script that misbehaves and then runs g++.
 """
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,10 +11,10 @@ import time
 
 import psutil
 import pytest
-from processes import HANG
+from compiler_script import compiler_script
+from processes import wait_until
 from repository import ROOT
 
-from autotune.codegen import toolchain
 from autotune.codegen.build_queue import BuildQueue, build
 from autotune.codegen.translation_units import Unit
 from autotune.core import ToolchainError
@@ -27,12 +26,6 @@ from tuning_db import Store
 pytestmark = pytest.mark.process
 
 CONV = {"block_k": 16, "block_pixels": 2, "unroll_c": 1}
-SCRIPT = """#!/bin/sh
-case "$*" in *-dumpfullversion* | *-shared*) exec {gpp} "$@" ;; esac
-echo x >> {folder}/calls
-{misbehave}
-exec {gpp} "$@"
-"""
 FIRST = "if mkdir {folder}/first 2> /dev/null; then %s; fi"
 ONE_AT_A_TIME = """
 mkdir {folder}/memory 2> /dev/null || kill -KILL $$
@@ -56,18 +49,13 @@ def generated(tmp_path, monkeypatch):
 @pytest.fixture
 def compiler(tmp_path, monkeypatch, generated):
     """Return a function that makes the compiler misbehave, and one that counts its calls."""
-    script = tmp_path / "g++"
+    with compiler_script(tmp_path, monkeypatch) as begin_with:
 
-    def misbehave(text):
-        lines = SCRIPT.format(gpp=shutil.which("g++"), folder=tmp_path, misbehave=text.format(folder=tmp_path))
-        script.write_text(lines)
-        script.chmod(0o755)
-        monkeypatch.setenv("CXX", str(script))
-        toolchain.for_target.cache_clear()
-        return lambda: len((tmp_path / "calls").read_text().splitlines())
+        def misbehave(text):
+            begin_with(f"echo x >> {{folder}}/calls\n{text}")
+            return lambda: len((tmp_path / "calls").read_text().splitlines())
 
-    yield misbehave
-    toolchain.for_target.cache_clear()
+        yield misbehave
 
 
 @pytest.fixture
@@ -198,10 +186,3 @@ def sleeping(folder):
         except psutil.Error:
             continue
     return found
-
-
-def wait_until(condition):
-    end = time.monotonic() + HANG
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)

@@ -3,16 +3,14 @@
 The compiler is a shell script that does something and then runs g++.
 """
 
-import shutil
-import time
 from contextlib import closing
 
 import pytest
 import trace_events
+from compiler_script import compiler_script
 from kernels import need_compiler
-from processes import HANG
+from processes import wait_until
 
-from autotune.codegen import toolchain
 from autotune.codegen.build_queue import BuildQueue, build
 from autotune.codegen.translation_units import Unit
 from autotune.core import architecture, timeline
@@ -22,12 +20,6 @@ from autotune.ir import Epilogue
 pytestmark = pytest.mark.process
 
 CONV = {"block_k": 16, "block_pixels": 2, "unroll_c": 1}
-SCRIPT = """#!/bin/sh
-case "$*" in *-dumpfullversion* | *-shared*) exec {gpp} "$@" ;; esac
-mktemp {folder}/began.XXXXXX
-{then}
-exec {gpp} "$@"
-"""
 TWO_AT_ONCE = "while [ $(ls {folder} | grep -c began) -lt 2 ]; do sleep 0.01; done"
 
 
@@ -35,28 +27,13 @@ TWO_AT_ONCE = "while [ $(ls {folder} | grep -c began) -lt 2 ]; do sleep 0.01; do
 def compiler(tmp_path, monkeypatch):
     """Return a function that tells the compiler what to do first; kernels are built in an empty folder."""
     monkeypatch.setenv("AUTOTUNE_GENERATED", str(tmp_path / "generated"))
-    script = tmp_path / "g++"
-
-    def begin_with(text):
-        script.write_text(SCRIPT.format(gpp=shutil.which("g++"), folder=tmp_path, then=text.format(folder=tmp_path)))
-        script.chmod(0o755)
-        monkeypatch.setenv("CXX", str(script))
-        toolchain.for_target.cache_clear()
-
-    yield begin_with
-    toolchain.for_target.cache_clear()
+    with compiler_script(tmp_path, monkeypatch) as begin_with:
+        yield lambda text: begin_with(f"mktemp {{folder}}/began.XXXXXX\n{text}")
 
 
 @pytest.fixture
 def units(cpu_kernel):
     return [Unit((cpu_kernel("cpu_conv2d", CONV, chain),)) for chain in ("", "relu")]
-
-
-def wait_for(condition):
-    end = time.monotonic() + HANG
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def lanes(path):
@@ -67,7 +44,7 @@ def test_two_compilers_at_once_are_two_lanes_whose_slices_overlap(compiler, unit
     compiler(TWO_AT_ONCE)
     with timeline.recording(tmp_path / "trace.json"), closing(BuildQueue(jobs=2)) as queue:
         queue.add(units)
-        wait_for(lambda: queue.finished() is not None and not queue.pending)
+        wait_until(lambda: queue.finished() is not None and not queue.pending)
     found = lanes(tmp_path / "trace.json")
     assert set(found) == {"compiler 1", "compiler 2"}
     [first], [second] = found.values()
@@ -112,7 +89,7 @@ def test_what_is_being_compiled_at_the_end_of_a_run_is_given_up(compiler, units,
         closing(BuildQueue(jobs=1)) as queue,
     ):
         queue.add(units)
-        wait_for(lambda: list(tmp_path.glob("began.*")))
+        wait_until(lambda: list(tmp_path.glob("began.*")))
         raise KeyboardInterrupt
     [[one]] = lanes(tmp_path / "trace.json").values()
     assert one["args"]["error"] == "given up" and len(one["args"]["kernels"]) == 1

@@ -5,11 +5,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import psutil
 import pytest
-from processes import HANG
+from processes import HANG, wait_until
 from repository import ROOT
 
 from autotune.core import ProcessTree, process_tree
@@ -47,13 +46,6 @@ def sleeping(tag):
         except psutil.Error:
             continue
     return {words for words in found if words.startswith("sleep")}
-
-
-def wait_until(condition):
-    end = time.monotonic() + HANG
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -14,46 +14,15 @@ from reference import solve
 from autotune.core import architecture
 from autotune.families import Kernel, families, family
 from autotune.ir import Epilogue, parse
-from autotune.ir.operators import (
-    AdaptiveAvgPool2d,
-    AvgPool2d,
-    BatchNormGradient,
-    BatchNormGradientSums,
-    BatchNormStatistics,
-    ClippedAvgPool2d,
-    Concat,
-    Conv2d,
-    Conv2dDgrad,
-    Conv2dGradientSums,
-    Conv2dStatistics,
-    Conv2dWgrad,
-    DepthToSpace,
-    Elementwise,
-    GlobalAvgPool2d,
-    GroupNorm,
-    LayerNorm,
-    MaxPool2d,
-    MaxPool2dPlaces,
-    MaxPool2dPlacesGradient,
-    Piece,
-    ReluGradientSums,
-    SeTail,
-    Softmax,
-    SpaceToDepth,
-    SqueezeExcite,
-    ToChannelsLast,
-    Upsample,
-)
+from autotune.ir import operators as op
 from autotune.measure import CandidateBench
 from autotune.runtime import bind
 
 SEEDS = range(7)
-
-
 DEVICE = torch.device("cpu")
 
 
-def odd_conv(rng, kind=Conv2d):
+def odd_conv(rng, kind=op.Conv2d):
     groups = rng.choice((1, 1, 2, 3))
     return kind(
         n=rng.randint(1, 5), h=rng.randint(7, 13), w=rng.randint(7, 13),
@@ -64,26 +33,18 @@ def odd_conv(rng, kind=Conv2d):
     )  # fmt: skip
 
 
-def odd_input_gradient(rng):
-    return odd_conv(rng, Conv2dDgrad)
-
-
-def odd_weight_gradient(rng):
-    return odd_conv(rng, Conv2dWgrad)
-
-
 def odd_conv_statistics(rng):
     sizes = {**vars(odd_conv(rng)), "epilogue": Epilogue()}
-    return Conv2dStatistics(**{**sizes, "n": sizes["n"] + 1})  # one value of a channel has no spread
+    return op.Conv2dStatistics(**{**sizes, "n": sizes["n"] + 1})  # one value of a channel has no spread
 
 
 def odd_conv_sums(rng):
     sizes = {**vars(odd_conv(rng)), "epilogue": Epilogue()}
     sizes["k"] += 4 * sizes["groups"]  # one channel may be 0 everywhere
-    return Conv2dGradientSums(**sizes, relu=rng.randint(0, 2), gradients=rng.randint(1, 2))
+    return op.Conv2dGradientSums(**sizes, relu=rng.randint(0, 2), gradients=rng.randint(1, 2))
 
 
-def odd_pool(rng, kind=AvgPool2d, **more):
+def odd_pool(rng, kind=op.AvgPool2d, **more):
     r, s = rng.randint(1, 4), rng.randint(1, 4)
     return kind(
         n=rng.randint(1, 3), h=rng.randint(4, 11), w=rng.randint(4, 11), c=rng.choice((1, 7, 16, 33, 71)), r=r, s=s,
@@ -93,7 +54,7 @@ def odd_pool(rng, kind=AvgPool2d, **more):
 
 
 def odd_max_pool(rng):
-    return odd_pool(rng, MaxPool2d, ceil=rng.randint(0, 1))
+    return odd_pool(rng, op.MaxPool2d, ceil=rng.randint(0, 1))
 
 
 def odd_trained_pool(rng, kind):
@@ -103,51 +64,35 @@ def odd_trained_pool(rng, kind):
     return kind(**{**vars(pool), "epilogue": Epilogue()})
 
 
-def odd_pixels(rng, kind=Elementwise, **more):
+def odd_pixels(rng, kind=op.Elementwise, **more):
     return kind(
         n=rng.randint(1, 4), h=rng.randint(1, 9), w=rng.randint(1, 9), c=rng.choice((1, 5, 16, 33, 100)),
-        dtype="f32", epilogue=random_epilogue(rng, broadcast=kind is Elementwise), **more,
+        dtype="f32", epilogue=random_epilogue(rng, broadcast=kind is op.Elementwise), **more,
     )  # fmt: skip
-
-
-def odd_clipped_pool(rng):
-    return odd_pool(rng, ClippedAvgPool2d, ceil=rng.randint(0, 1))
-
-
-def odd_adaptive_pool(rng):
-    return odd_pixels(rng, AdaptiveAvgPool2d, p=rng.randint(1, 11), q=rng.randint(1, 11))
 
 
 def odd_concat(rng):
     pieces = []
     for _ in range(rng.randint(1, 8)):
         first, count, behind = rng.choice((0, 3)), rng.choice((1, 2, 10, 33)), rng.choice((0, 5))
-        pieces.append(Piece(first + count + behind, first, first + count))
+        pieces.append(op.Piece(first + count + behind, first, first + count))
     c = sum(piece.count for piece in pieces)
-    return Concat(
+    return op.Concat(
         n=rng.randint(1, 3), h=rng.randint(1, 5), w=rng.randint(1, 5), pieces=tuple(pieces),
         interleave=rng.choice([groups for groups in (1, 2, 3, 5) if c % groups == 0]),
         dtype="f32", epilogue=random_epilogue(rng, broadcast=True),
     )  # fmt: skip
 
 
-def odd_mean(rng):
-    return odd_pixels(rng, GlobalAvgPool2d)
-
-
-def odd_turn(rng):
-    return odd_pixels(rng, ToChannelsLast, to=100 + rng.choice((0, 1, 12)))
-
-
 def odd_tail(rng):
-    return SeTail(
+    return op.SeTail(
         n=rng.randint(1, 4), h=rng.randint(1, 9), w=rng.randint(1, 9), c=rng.choice((1, 5, 16, 33, 100)),
         hidden=rng.choice((1, 3, 16, 21)), dtype="f32", epilogue=random_epilogue(rng),
     )  # fmt: skip
 
 
 def odd_gate(rng):
-    return SqueezeExcite(
+    return op.SqueezeExcite(
         n=rng.randint(1, 4), h=rng.randint(1, 9), w=rng.randint(1, 9), c=rng.choice((1, 5, 16, 33, 100)),
         hidden=rng.choice((1, 3, 16, 21)), act=rng.choice(("relu", "silu", "hardswish")),
         gate=rng.choice(("sigmoid", "hardsigmoid")), dtype="f32", epilogue=random_epilogue(rng),
@@ -156,45 +101,31 @@ def odd_gate(rng):
 
 def odd_patches(rng):
     block = rng.randint(1, 5)
-    return SpaceToDepth(
+    return op.SpaceToDepth(
         n=rng.randint(1, 3), h=block * rng.randint(1, 5), w=block * rng.randint(1, 5), c=rng.randint(1, 5),
         block=block, dtype="f32",
     )  # fmt: skip
 
 
-def odd_layer_norm(rng):
-    return replace(odd_pixels(rng, LayerNorm), c=rng.choice((3, 5, 16, 33, 100)))  # one channel gives 0
-
-
-def odd_statistics(rng, kind=BatchNormStatistics, **more):
+def odd_statistics(rng, kind=op.BatchNormStatistics, **more):
     return kind(
         n=rng.randint(1, 6), h=rng.randint(2, 19), w=rng.randint(1, 19), c=rng.choice((1, 5, 16, 33, 100)),
         dtype="f32", **more,
     )  # fmt: skip
 
 
-def odd_gradient_sums(rng):
-    return odd_statistics(rng, BatchNormGradientSums, relu=rng.randint(0, 2), gradients=rng.randint(1, 2))
-
-
-def odd_norm_gradient(rng):
-    return odd_statistics(rng, BatchNormGradient, relu=rng.randint(0, 1))
-
-
 def odd_relu_gradient(rng):
     pool = rng.randint(0, 4)
     window = {"pool": pool, "stride": rng.randint(1, 3), "pad": rng.randint(0, pool // 2)} if pool else {}
     sizes = vars(odd_statistics(rng))
-    return ReluGradientSums(**{**sizes, "h": sizes["h"] + 3, "w": sizes["w"] + 3}, product=rng.randint(0, 1), **window)
-
-
-def odd_softmax(rng):
-    return odd_pixels(rng, Softmax)
+    return op.ReluGradientSums(
+        **{**sizes, "h": sizes["h"] + 3, "w": sizes["w"] + 3}, product=rng.randint(0, 1), **window
+    )
 
 
 def odd_groups(rng):
     groups = rng.choice((1, 2, 5, 8, 33))
-    return GroupNorm(
+    return op.GroupNorm(
         n=rng.randint(1, 3), h=rng.randint(2, 20), w=rng.randint(1, 20), c=groups * rng.choice((1, 3, 8, 20)),
         groups=groups, dtype="f32", epilogue=random_epilogue(rng),
     )  # fmt: skip
@@ -202,42 +133,46 @@ def odd_groups(rng):
 
 def odd_resize(rng):
     h, w, p, q = (rng.randint(1, 12) for _ in range(4))
-    return Upsample(
+    return op.Upsample(
         n=rng.randint(1, 3), h=h, w=w, c=rng.choice((1, 5, 16, 33, 71)), p=p, q=q, rows=(h, p), columns=(w, q),
         mode=rng.choice(("nearest", "nearest_exact", "bilinear", "bilinear_corners")),
         dtype="f32", epilogue=random_epilogue(rng),
     )  # fmt: skip
 
 
-def odd_shuffle(rng):
-    return odd_pixels(rng, DepthToSpace, block=(rng.randint(1, 3), rng.randint(1, 3)), inner=rng.randint(0, 1))
-
-
 PROBLEMS = {
     "cpu_conv2d": odd_conv,
-    "cpu_conv2d_dgrad": odd_input_gradient,
-    "cpu_conv2d_wgrad": odd_weight_gradient,
+    "cpu_conv2d_dgrad": lambda rng: odd_conv(rng, op.Conv2dDgrad),
+    "cpu_conv2d_wgrad": lambda rng: odd_conv(rng, op.Conv2dWgrad),
     "cpu_conv2d_statistics": odd_conv_statistics,
     "cpu_conv2d_gradient_sums": odd_conv_sums,
     "cpu_avg_pool2d": odd_pool,
-    "cpu_clipped_avg_pool2d": odd_clipped_pool,
-    "cpu_adaptive_avg_pool2d": odd_adaptive_pool,
+    "cpu_clipped_avg_pool2d": lambda rng: odd_pool(rng, op.ClippedAvgPool2d, ceil=rng.randint(0, 1)),
+    "cpu_adaptive_avg_pool2d": lambda rng: odd_pixels(
+        rng, op.AdaptiveAvgPool2d, p=rng.randint(1, 11), q=rng.randint(1, 11)
+    ),
     "cpu_max_pool2d": odd_max_pool,
-    "cpu_max_pool2d_places": partial(odd_trained_pool, kind=MaxPool2dPlaces),
-    "cpu_max_pool2d_places_gradient": partial(odd_trained_pool, kind=MaxPool2dPlacesGradient),
-    "cpu_batch_norm_gradient": odd_norm_gradient,
-    "cpu_batch_norm_gradient_sums": odd_gradient_sums,
+    "cpu_max_pool2d_places": partial(odd_trained_pool, kind=op.MaxPool2dPlaces),
+    "cpu_max_pool2d_places_gradient": partial(odd_trained_pool, kind=op.MaxPool2dPlacesGradient),
+    "cpu_batch_norm_gradient": lambda rng: odd_statistics(rng, op.BatchNormGradient, relu=rng.randint(0, 1)),
+    "cpu_batch_norm_gradient_sums": lambda rng: odd_statistics(
+        rng, op.BatchNormGradientSums, relu=rng.randint(0, 2), gradients=rng.randint(1, 2)
+    ),
     "cpu_batch_norm_statistics": odd_statistics,
     "cpu_relu_gradient_sums": odd_relu_gradient,
-    "cpu_global_avg_pool2d": odd_mean,
+    "cpu_global_avg_pool2d": lambda rng: odd_pixels(rng, op.GlobalAvgPool2d),
     "cpu_elementwise": odd_pixels,
-    "cpu_layer_norm": odd_layer_norm,
+    "cpu_layer_norm": lambda rng: replace(
+        odd_pixels(rng, op.LayerNorm), c=rng.choice((3, 5, 16, 33, 100))
+    ),  # one channel gives 0
     "cpu_group_norm": odd_groups,
-    "cpu_softmax": odd_softmax,
+    "cpu_softmax": lambda rng: odd_pixels(rng, op.Softmax),
     "cpu_upsample": odd_resize,
-    "cpu_depth_to_space": odd_shuffle,
+    "cpu_depth_to_space": lambda rng: odd_pixels(
+        rng, op.DepthToSpace, block=(rng.randint(1, 3), rng.randint(1, 3)), inner=rng.randint(0, 1)
+    ),
     "cpu_concat": odd_concat,
-    "cpu_to_channels_last": odd_turn,
+    "cpu_to_channels_last": lambda rng: odd_pixels(rng, op.ToChannelsLast, to=100 + rng.choice((0, 1, 12))),
     "cpu_se_tail": odd_tail,
     "cpu_squeeze_excite": odd_gate,
     "cpu_space_to_depth": odd_patches,

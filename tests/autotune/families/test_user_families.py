@@ -3,13 +3,12 @@
 import json
 import os
 import shlex
-import sqlite3
-from contextlib import closing
 from itertools import product
 from types import SimpleNamespace
 
 import pytest
 import torch
+from databases import rows
 from kernels import documented_family
 from processes import process, python
 from repository import ROOT
@@ -116,11 +115,6 @@ using Kernel = at::Entry<at_shift2d, run>;
 }
 """An operator with a pair and a word, its family and its kernel: three files."""
 SHIFTED = "shift2d rows=37 columns=50 shift=3,5 border={} dtype=f32 epilogue=bias,relu"
-
-
-def rows(path, query):
-    with closing(sqlite3.connect(path)) as connection:
-        return connection.execute(query).fetchall()
 
 
 @pytest.fixture(scope="module")

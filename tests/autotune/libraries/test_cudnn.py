@@ -4,8 +4,10 @@ import json
 
 import pytest
 import torch
+from cudnn_records import CONFIG, TEXT
+from databases import put_cpu, put_time
 
-from autotune.core import device_name, device_target
+from autotune.core import device_target
 from autotune.ir import parse
 from autotune.libraries import cudnn
 from autotune.runtime import bind, candidate, shortlist
@@ -14,8 +16,6 @@ from autotune.runtime.selection import choices
 from tuning_db import Store
 
 CPU = torch.device("cpu")
-TEXT = "conv2d n=2 h=5 w=4 c=6 k=8 r=3 s=3 pad=1 dtype=f32 epilogue=bias,relu"
-CONFIG = {"plan": "eng4_k24=26", "bias": "f32", "workspace_bytes": 0, "made_by": "cuDNN 9.19.0, frontend 1.28.0"}
 
 
 # -- candidates --------------------------------------------------------------------------------------------------------
@@ -23,14 +23,13 @@ CONFIG = {"plan": "eng4_k24=26", "bias": "f32", "workspace_bytes": 0, "made_by":
 
 def timed(store, problem, family, config, us, symbol="", data=None):
     """A kernel's row that was timed on this machine's CPU."""
-    device = store.put_device(device_name(CPU), device_target(CPU), flops_per_us=1.0, bytes_per_us=1.0)
+    device = put_cpu(store, device_target(CPU))
     identity = {"family": family, "config": json.dumps(config), "dtype": problem.dtype, "source": "test"}
     identity |= {"epilogue": str(problem.epilogue), "target": device.target}
     values = {"kind": cudnn.KIND, "target": device.target, "compiler": "", "flags": "", "cutlass": "", "abi_version": 0}
     library = store.put_library(data, **values) if data else None
     row = store.put_kernel(identity, symbol=symbol, library_id=library.id if library else None)
-    of = {"device_id": device.id, "problem_id": store.put_problem(str(problem)).id, "kernel_id": row.id}
-    store.put_measurement(**of, status="ok", median_us=us, spread_us=0.0)
+    put_time(store, device, problem, row.id, us, spread_us=0.0)
     return device, row
 
 

@@ -11,7 +11,7 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from databases import rows, slow_down
+from databases import alter, rows, slow_down
 from processes import assert_error, script
 from repository import ROOT
 from trial_database import DEVICE, HOSTILE, POINTWISE, WIDE, make
@@ -137,9 +137,7 @@ def test_importances_name_the_parameter_that_decides(device):
 
 def test_importances_count_what_was_too_slow_for_all_samples(device, tmp_path):
     make(tmp_path / "a.db")
-    with closing(sqlite3.connect(tmp_path / "a.db")) as connection:
-        connection.execute("UPDATE measurement SET final = 0, samples_us = '[20.0, 20.0]' WHERE median_us > 12")
-        connection.commit()
+    alter(tmp_path / "a.db", "UPDATE measurement SET final = 0, samples_us = '[20.0, 20.0]' WHERE median_us > 12")
     [pruned] = collect(tmp_path / "a.db").devices
     assert [one.values for one in pruned.layers[0].importances] == [one.values for one in device.layers[0].importances]
 
@@ -274,9 +272,7 @@ def test_a_comparison_has_the_ratio_of_each_problem(small, tmp_path):
 def test_a_comparison_lists_problems_of_one_database_last(small, tmp_path):
     make(tmp_path / "part.db")
     slow_down(tmp_path / "part.db", 3, "median_us < 100")
-    with closing(sqlite3.connect(tmp_path / "part.db")) as connection:
-        connection.execute("DELETE FROM measurement WHERE median_us > 900")
-        connection.commit()
+    alter(tmp_path / "part.db", "DELETE FROM measurement WHERE median_us > 900")
     [found] = compare(collect(small), collect(tmp_path / "part.db"))
     assert [(one.ratio and round(one.ratio, 3), one.second_us) for one in found.problems] == [(3.0, 30.0), (None, None)]
 
@@ -342,9 +338,7 @@ def test_mistakes_are_told_in_a_sentence(small, tmp_path):
 
 def test_a_damaged_row_is_named(small, tmp_path):
     damaged = shutil.copy(small, tmp_path / "damaged.db")
-    with closing(sqlite3.connect(damaged)) as connection:
-        connection.execute("UPDATE kernel SET config = '{' WHERE id = 3")
-        connection.commit()
+    alter(damaged, "UPDATE kernel SET config = '{' WHERE id = 3")
     with pytest.raises(DatabaseError, match="row 3 of table 'kernel' is damaged"):
         collect(damaged)
 

@@ -29,16 +29,17 @@ def conditional(points, observed, y):
 
 
 @pytest.fixture
-def data():
+def fitted():
+    """The points and values that a process knows, other points, the process, and its posterior at these."""
     rng = np.random.default_rng(0)
-    return rng.normal(size=(12, 3)), rng.normal(size=12), rng.normal(size=(5, 3))
-
-
-def test_a_prediction_is_the_conditional_distribution(data):
-    X, y, X_star = data
+    X, y, X_star = rng.normal(size=(12, 3)), rng.normal(size=12), rng.normal(size=(5, 3))
     process = GaussianProcess(line, squared_exponential, NOISE)
     process.fit(X, y)
-    posterior = process.predict(X_star)
+    return X, y, X_star, process, process.predict(X_star)
+
+
+def test_a_prediction_is_the_conditional_distribution(fitted):
+    X, y, X_star, process, posterior = fitted
     mean, covariance = conditional(X_star, X, y)
     np.testing.assert_allclose(posterior.mean, mean, rtol=1e-9)
     np.testing.assert_allclose(process.predict_mean(X_star), mean, rtol=1e-9)
@@ -46,11 +47,8 @@ def test_a_prediction_is_the_conditional_distribution(data):
     np.testing.assert_allclose(posterior.deviation, np.sqrt(np.diag(covariance)), rtol=1e-9)
 
 
-def test_a_pending_observation_counts_as_one_of_its_mean(data):
-    X, y, X_star = data
-    process = GaussianProcess(line, squared_exponential, NOISE)
-    process.fit(X, y)
-    posterior = process.predict(X_star)
+def test_a_pending_observation_counts_as_one_of_its_mean(fitted):
+    X, y, X_star, _, posterior = fitted
     posterior.condition_on_pending(1)
     posterior.condition_on_pending(3)
     pending = X_star[[1, 3]]

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from databases import put_cpu, put_time, put_torch_kernel
+from two_layer_network import torch_relu
 
 from autotune.core import NEVER, DeviceKind, architecture, cpu_targets, device_name
-from autotune.ir import WHOLE, Alternative, CallerTensor, Layer, Network, NetworkKey, Operand, parse
-from autotune.ir.operators import OperatorCall, TorchCall, ValueRef
+from autotune.ir import WHOLE, Alternative, CallerTensor, Layer, Network, NetworkKey, parse
 from autotune.measure import Timing
 from autotune.tuner import Searched, TuningTarget, missing, refuse_other_timing
 from autotune.tuner.request import objective_values
@@ -27,18 +28,11 @@ def network():
 
 
 def measured(store, problem, final, status="ok", family="aten", **details):
-    device = store.put_device(device_name(torch.device("cpu")), cpu_targets()[0], flops_per_us=1.0, bytes_per_us=1.0)
-    identity = {"family": family, "config": "{}", "dtype": "f32", "epilogue": "relu", "target": "t", "source": "s"}
-    store.put_measurement(
-        device_id=device.id,
-        problem_id=store.put_problem(str(problem)).id,
-        kernel_id=store.put_kernel(identity, symbol="").id,
-        launch={},
-        status=status,
-        median_us=1.0 if status == "ok" else None,
-        samples_us=[1.0],
-        final=final,
-        details=details,
+    device = put_cpu(store, cpu_targets()[0])
+    kernel = put_torch_kernel(store, "{}", family=family, epilogue="relu", target="t", source="s")
+    us = 1.0 if status == "ok" else None
+    put_time(
+        store, device, problem, kernel, us, launch={}, status=status, samples_us=[1.0], final=final, details=details
     )
 
 
@@ -67,14 +61,24 @@ def test_a_limited_search_leaves_a_layer_missing_for_a_wider_one(network, tmp_pa
         assert missing(store, target, network, Searched(trials=1000)) is None
 
 
-CALL = TorchCall(
-    n=1,
-    calls=(OperatorCall("aten.relu.default", (ValueRef(0),)),),
-    inputs=(Operand("x", "input", (1, 8, 6, 6), "f32"),),
-    shape=(1, 16, 6, 6),
-    in_torch_order=("x",),
-    dtype="f32",
-)
+CALL = torch_relu((1, 8, 6, 6), (1, 16, 6, 6))
+
+
+@pytest.fixture
+def with_torch(network):
+    """The network with torch's operators for all of it as an alternative."""
+    whole = Alternative(WHOLE, ("a", "b"), (Layer("whole", CALL, {"x": "input", "y": "%b"}),))
+    return replace(network, alternatives=(whole,))
+
+
+def put_plan(store, network, torch_us):
+    """Add a plan of a network whose layers were all timed; return the device."""
+    for layer in network.layers:
+        measured(store, layer.problem, final=True)
+    [device] = store.devices()
+    values = {"median_us": 1.0, "spread_us": 0.0, "choices": [], "details": {"torch_us": torch_us}}
+    store.put_plan(device_id=device.id, network=network.key, **values)
+    return device
 
 
 @pytest.mark.parametrize(
@@ -88,42 +92,33 @@ CALL = TorchCall(
         ({"status": "timed_out", "run_seconds": 60.0}, {}, 300.0, True),
     ],
 )
-def test_a_plan_is_missing_until_it_was_compared_with_inductor(network, tmp_path, tried, torch_us, seconds, is_missing):
-    whole = Alternative(WHOLE, ("a", "b"), (Layer("whole", CALL, {"x": "input", "y": "%b"}),))
-    network = replace(network, alternatives=(whole,))
+def test_a_plan_is_missing_until_it_was_compared_with_inductor(
+    with_torch, tmp_path, tried, torch_us, seconds, is_missing
+):
     target, compiles = TuningTarget.of_device(torch.device("cpu")), Searched(seconds=seconds, compiles=True)
     with Store.create(tmp_path / "x.db") as store:
-        for layer in network.layers:
+        for layer in with_torch.layers:
             measured(store, layer.problem, final=True)
-        assert missing(store, target, network, Searched()).problems == [CALL], "it has no plan"
-        [device] = store.devices()
-        values = {"median_us": 1.0, "spread_us": 0.0, "choices": [], "details": {"torch_us": torch_us}}
-        store.put_plan(device_id=device.id, network=network.key, **values)
+        assert missing(store, target, with_torch, Searched()).problems == [CALL], "it has no plan"
+        put_plan(store, with_torch, torch_us)
         if tried:
             measured(store, CALL, final=False, family="inductor", **tried)
-        assert missing(store, target, network, Searched()) is None, "Inductor is switched off"
-        request = missing(store, target, network, compiles)
+        assert missing(store, target, with_torch, Searched()) is None, "Inductor is switched off"
+        request = missing(store, target, with_torch, compiles)
         assert (request is not None) == is_missing
         if request:
             assert request.problems == [CALL]
 
 
-def test_a_trial_that_a_run_without_a_deadline_left_is_no_reason_to_compile_again(network, tmp_path):
-    whole = Alternative(WHOLE, ("a", "b"), (Layer("whole", CALL, {"x": "input", "y": "%b"}),))
-    network = replace(network, alternatives=(whole,))
+def test_a_trial_that_a_run_without_a_deadline_left_is_no_reason_to_compile_again(with_torch, tmp_path):
     target, compiles = TuningTarget.of_device(torch.device("cpu")), Searched(seconds=60.0, compiles=True)
     with Store.create(tmp_path / "x.db") as store:
-        for layer in network.layers:
-            measured(store, layer.problem, final=True)
-        [device] = store.devices()
-        store.put_plan(
-            device_id=device.id, network=network.key, median_us=1.0, spread_us=0.0, choices=[], details={"torch_us": {}}
-        )
+        device = put_plan(store, with_torch, {})
         identity = {"family": "inductor", "config": "{}", "dtype": "f32", "epilogue": "none", "target": "t"}
         row = store.put_kernel({**identity, "source": ""}, symbol="")
-        assert missing(store, target, network, compiles) is not None
+        assert missing(store, target, with_torch, compiles) is not None
         record_unfinished(store, device, WantedTrial(CALL, row), NEVER)
-        assert missing(store, target, network, compiles) is None
+        assert missing(store, target, with_torch, compiles) is None
 
 
 def test_times_of_another_timer_are_refused(network, tmp_path):

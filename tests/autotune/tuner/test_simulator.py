@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from databases import LIBRARY
+from databases import LIBRARY, put_time
 
 from autotune.core import AutotuneError, architecture
 from autotune.families import Kernel, families
@@ -131,10 +131,7 @@ def test_the_prior_is_that_of_the_gpu_itself(tmp_path):
             kernel = Kernel.of(found.name, config, "f16", problem.epilogue, "sm_90")
             library = store.put_library(b"x", compiler="c", **LIBRARY)
             row = store.put_kernel(identity(kernel, "0"), symbol="s", library_id=library.id)
-            store.put_measurement(
-                **{"device_id": device.id, "problem_id": store.put_problem(str(problem)).id, "kernel_id": row.id},
-                **{"launch": {}, "status": "ok", "median_us": 1.0, "samples_us": [1.0], "final": False},
-            )
+            put_time(store, device, problem, row.id, launch={}, samples_us=[1.0], final=False)
             [traced] = trace_of(store, device).spaces
         costs += traced.space.costs
     expected = [found.cost(problem, config, replace(SM90, processors=count)) for count in (132, 20, 132)]

@@ -1,10 +1,11 @@
 """The studies of a run know what the database holds, failures with their causes."""
 
 import random
+from dataclasses import replace
 from threading import Event
 
 import pytest
-from databases import LIBRARY
+from databases import LIBRARY, put_device, put_time
 from optuna.trial import TrialState
 
 from autotune.codegen import rendering
@@ -22,6 +23,7 @@ from tuning_db import Store
 SM90 = architecture("sm90")
 PROBLEM = parse("avg_pool2d n=4 h=8 w=8 c=64 r=3 s=3 stride=1 dtype=f16")
 FAMILY = family("cuda_avg_pool2d")
+OPTIONS = TunerOptions(SM90, "sm_90", trials=8, jobs=1)
 
 
 def add_kernel(store, kernel, **columns):
@@ -31,31 +33,46 @@ def add_kernel(store, kernel, **columns):
 
 
 def measure(store, device, row, launch, status, us=None, error=None, details=None, problem=PROBLEM):
-    found = {"status": status, "median_us": us, "error": error, "samples_us": [us] if us else [], "final": False}
-    found["details"] = details or {}
-    ids = {"device_id": device.id, "problem_id": store.put_problem(str(problem)).id, "kernel_id": row.id}
-    store.put_measurement(**ids, launch=launch, **found)
+    found = {"status": status, "error": error, "samples_us": [us] if us else [], "details": details or {}}
+    put_time(store, device, problem, row.id, us, launch=launch, final=False, **found)
 
 
 @pytest.fixture
-def manager_and_device(tmp_path):
+def store(tmp_path):
+    with Store.create(tmp_path / "a.db") as store:
+        yield store
+
+
+@pytest.fixture
+def device(store):
+    return put_device(store, "gpu", details={"processors": 132})
+
+
+@pytest.fixture
+def library(store):
+    return store.put_library(b"x", compiler="c", **LIBRARY)
+
+
+def started(store, problem, name, **options):
+    """Return the study manager of a run that has read the database and made its studies."""
+    tuner = Tuner(store, [problem], replace(OPTIONS, only=(name,), **options), [], Progress())
+    tuner.builder.load()
+    tuner.study_manager.enumerate()
+    tuner.study_manager.create_studies()
+    return tuner.study_manager
+
+
+@pytest.fixture
+def manager_and_device(store, device, library):
     """A database with a fast kernel, one whose results are wrong, and one that does not compile."""
-    options = TunerOptions(SM90, "sm_90", trials=8, jobs=1, only=(FAMILY.name,))
     configs = FAMILY.configs_for(PROBLEM, SM90)
     fast, wrong, broken = (Kernel.of(FAMILY.name, c, "f16", PROBLEM.epilogue, "sm_90") for c in configs[:3])
-    with Store.create(tmp_path / "a.db") as store:
-        tuner = Tuner(store, [PROBLEM], options, [], Progress())
-        device = store.put_device("gpu", "sm_90", flops_per_us=1.0, bytes_per_us=1.0, details={"processors": 132})
-        library = store.put_library(b"x", compiler="c", **LIBRARY)
-        for kernel, outcome in ((fast, ("ok", 2.5)), (wrong, ("wrong", None, "the relative error is 0.5"))):
-            row = add_kernel(store, kernel, library_id=library.id)
-            for launch in FAMILY.launches(PROBLEM, kernel.values, SM90):
-                measure(store, device, row, dict(launch), *outcome)
-        add_kernel(store, broken, library_id=None, error="error: expected a ';'")
-        tuner.builder.load()
-        tuner.study_manager.enumerate()
-        tuner.study_manager.create_studies()
-        yield tuner.study_manager, device, (fast, wrong, broken)
+    for kernel, outcome in ((fast, ("ok", 2.5)), (wrong, ("wrong", None, "the relative error is 0.5"))):
+        row = add_kernel(store, kernel, library_id=library.id)
+        for launch in FAMILY.launches(PROBLEM, kernel.values, SM90):
+            measure(store, device, row, dict(launch), *outcome)
+    add_kernel(store, broken, library_id=None, error="error: expected a ';'")
+    return started(store, PROBLEM, FAMILY.name), device, (fast, wrong, broken)
 
 
 def test_results_and_failures_of_the_database_are_trials(manager_and_device):
@@ -70,31 +87,24 @@ def test_results_and_failures_of_the_database_are_trials(manager_and_device):
         assert (trial.state, trial.user_attrs) == (TrialState.FAIL, {"error": error})
 
 
-def test_of_kernels_with_some_launches_only_the_fast_ones_are_tried_again(tmp_path):
+def test_of_kernels_with_some_launches_only_the_fast_ones_are_tried_again(store, device, library):
     problem = parse("conv2d n=4 h=64 w=64 c=64 k=64 r=3 s=3 pad=1 dtype=f16 epilogue=bias,relu")
-    options = TunerOptions(SM90, "sm_90", trials=8, jobs=1, only=("cuda_conv2d",))
     chosen = family("cuda_conv2d")
     configs = [c for c in chosen.configs_for(problem, SM90) if len(chosen.launches(problem, c, SM90)) > 1]
     whole, fast, slow = (Kernel.of(chosen.name, c, "f16", problem.epilogue, "sm_90") for c in configs[:3])
-    with Store.create(tmp_path / "a.db") as store:
-        tuner = Tuner(store, [problem], options, [], Progress())
-        device = store.put_device("gpu", "sm_90", flops_per_us=1.0, bytes_per_us=1.0, details={"processors": 132})
-        library = store.put_library(b"x", compiler="c", **LIBRARY)
-        for kernel, us in ((whole, 10.0), (fast, 10.0 * AGAIN - 0.1), (slow, 10.0 * AGAIN + 0.1)):
-            row = add_kernel(store, kernel, library_id=library.id)
-            launches = chosen.launches(problem, kernel.values, SM90)
-            for launch in launches if kernel == whole else launches[:1]:
-                measure(store, device, row, dict(launch), "ok", us, problem=problem)
-        tuner.builder.load()
-        tuner.study_manager.enumerate()
-        tuner.study_manager.create_studies()
-        tuner.study_manager.tell_known(device)
-        [study] = tuner.study_manager.studies
+    for kernel, us in ((whole, 10.0), (fast, 10.0 * AGAIN - 0.1), (slow, 10.0 * AGAIN + 0.1)):
+        row = add_kernel(store, kernel, library_id=library.id)
+        launches = chosen.launches(problem, kernel.values, SM90)
+        for launch in launches if kernel == whole else launches[:1]:
+            measure(store, device, row, dict(launch), "ok", us, problem=problem)
+    manager = started(store, problem, chosen.name)
+    manager.tell_known(device)
+    [study] = manager.studies
     assert [trial.params for trial in study.study.trials] == [whole.values, slow.values]
 
 
 @pytest.mark.parametrize(("num_problems", "num_spaces"), [(4, 6), (9, 10), (20, 12)])
-def test_time_for_further_families_ends_before_that_for_the_first_of_each_problem(tmp_path, num_problems, num_spaces):
+def test_time_for_further_families_ends_before_that_for_the_first_of_each_problem(store, num_problems, num_spaces):
     """Each space takes a second; of 60 s, 6 are for all families, and 12 as long as a problem has no space."""
     problems = [parse(f"gemm m={8 * i} n=64 k=64 dtype=f16") for i in range(1, num_problems + 1)]
     passed = [0.0]
@@ -106,15 +116,13 @@ def test_time_for_further_families_ends_before_that_for_the_first_of_each_proble
                 yield space
 
     spaces = Slow(Space(problem, f"family {turn}", ({"a": 1},), (0.0,)) for turn in range(2) for problem in problems)
-    options = TunerOptions(SM90, "sm_90", trials=8, jobs=1)
-    with Store.create(tmp_path / "a.db") as store:
-        tuner = Tuner(store, problems, options, [], Progress(), spaces)
-        tuner.study_manager.enumerate(Deadline(60.0, 0.0, lambda: passed[0]))
-        tuner.study_manager.create_studies()
-        assert len(tuner.study_manager.studies) == num_spaces
+    manager = Tuner(store, problems, OPTIONS, [], Progress(), spaces).study_manager
+    manager.enumerate(Deadline(60.0, 0.0, lambda: passed[0]))
+    manager.create_studies()
+    assert len(manager.studies) == num_spaces
 
 
-def test_an_interrupted_enumeration_ends_behind_the_space_at_hand(tmp_path):
+def test_an_interrupted_enumeration_ends_behind_the_space_at_hand(store):
     begun, problem = Event(), parse("gemm m=8 n=64 k=64 dtype=f16")
 
     class Endless(list):
@@ -123,12 +131,10 @@ def test_an_interrupted_enumeration_ends_behind_the_space_at_hand(tmp_path):
                 begun.set()
                 yield Space(problem, "family", ({"a": 1},), (0.0,))
 
-    with Store.create(tmp_path / "a.db") as store:
-        options = TunerOptions(SM90, "sm_90", trials=8, jobs=1)
-        manager = Tuner(store, [problem], options, [], Progress(), Endless()).study_manager
-        with pytest.raises(KeyboardInterrupt), in_thread(lambda stop: manager.enumerate(stop=stop)):
-            begun.wait(60)
-            raise KeyboardInterrupt
+    manager = Tuner(store, [problem], OPTIONS, [], Progress(), Endless()).study_manager
+    with pytest.raises(KeyboardInterrupt), in_thread(lambda stop: manager.enumerate(stop=stop)):
+        begun.wait(60)
+        raise KeyboardInterrupt
 
 
 def test_a_kernel_that_does_not_compile_is_a_failed_trial_with_the_compilers_message(manager_and_device):
@@ -148,38 +154,28 @@ def test_a_trial_is_pruned_if_the_best_launch_was_too_slow_for_all_samples(manag
     assert found == [(TrialState.COMPLETE, 3.0), (TrialState.PRUNED, 8.0)]
 
 
-def test_launches_that_trade_off_are_trials_and_the_table_is_optunas_pareto_front(tmp_path):
+def test_launches_that_trade_off_are_trials_and_the_table_is_optunas_pareto_front(store, device, library):
     """Launch values may be faster with more energy, so a kernel has several points."""
     objectives = ("time", "energy")
-    options = TunerOptions(SM90, "sm_90", trials=8, jobs=1, only=(FAMILY.name,), objectives=objectives)
     rng = random.Random(0)
-    with Store.create(tmp_path / "a.db") as store:
-        tuner = Tuner(store, [PROBLEM], options, [], Progress())
-        device = store.put_device("gpu", "sm_90", flops_per_us=1.0, bytes_per_us=1.0, details={"processors": 132})
-        library = store.put_library(b"x", compiler="c", **LIBRARY)
-        for config in FAMILY.configs_for(PROBLEM, SM90)[:6]:
-            kernel = Kernel.of(FAMILY.name, config, "f16", PROBLEM.epilogue, "sm_90")
-            row = add_kernel(store, kernel, library_id=library.id)
-            for launch in FAMILY.launches(PROBLEM, kernel.values, SM90):
-                for us, energy in ((rng.uniform(1, 3), rng.uniform(1, 3)) for _ in range(4)):
-                    measure(store, device, row, dict(launch), "ok", us, details={"energy_uj": energy})
-        tuner.builder.load()
-        tuner.study_manager.enumerate()
-        tuner.study_manager.create_studies()
-        tuner.study_manager.tell_known(device)
-        [study] = tuner.study_manager.studies
-        shown = [values for _, values in pareto_candidates(store, device, PROBLEM, objectives)]
+    for config in FAMILY.configs_for(PROBLEM, SM90)[:6]:
+        kernel = Kernel.of(FAMILY.name, config, "f16", PROBLEM.epilogue, "sm_90")
+        row = add_kernel(store, kernel, library_id=library.id)
+        for launch in FAMILY.launches(PROBLEM, kernel.values, SM90):
+            for us, energy in ((rng.uniform(1, 3), rng.uniform(1, 3)) for _ in range(4)):
+                measure(store, device, row, dict(launch), "ok", us, details={"energy_uj": energy})
+    manager = started(store, PROBLEM, FAMILY.name, objectives=objectives)
+    manager.tell_known(device)
+    [study] = manager.studies
+    shown = [values for _, values in pareto_candidates(store, device, PROBLEM, objectives)]
     best = {tuple(trial.values) for trial in study.study.best_trials}
     assert set(shown) == best and len(shown) > 2 and len(study.study.trials) > study.num_observed == 6
 
 
-def test_a_sampler_that_supports_one_objective_is_refused_before_anything_is_done(tmp_path):
+def test_a_sampler_that_supports_one_objective_is_refused_before_anything_is_done(store):
     pytest.importorskip("cmaes")
-    options = TunerOptions(SM90, "sm_90", trials=8, jobs=1, sampler="cmaes", objectives=("time", "energy"))
-    with (
-        Store.create(tmp_path / "a.db") as store,
-        pytest.raises(AutotuneError, match="cmaes supports one objective only"),
-    ):
+    options = replace(OPTIONS, sampler="cmaes", objectives=("time", "energy"))
+    with pytest.raises(AutotuneError, match="cmaes supports one objective only"):
         Tuner(store, [PROBLEM], options, [], Progress())
 
 

@@ -10,7 +10,7 @@ from contextlib import closing
 
 import pytest
 import torch
-from databases import renew_digests
+from databases import alter, renew_digests, rows
 
 from autotune.core import Deadline
 from autotune.families import family, serving
@@ -80,11 +80,6 @@ def tuned(tmp_path_factory, worker, cpu, cpu_target):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AUTOTUNE_GENERATED", str(folder / "generated"))
         return folder / "small.db", tune(folder / "small.db", worker, cpu, cpu_target)
-
-
-def rows(path, query):
-    with closing(sqlite3.connect(path)) as connection:
-        return connection.execute(query).fetchall()
 
 
 def test_every_problem_gets_trials_finals_and_torchs_time(tuned):
@@ -170,9 +165,7 @@ def test_more_trials_go_on_from_there(tuned, worker, cpu, cpu_target, tmp_path):
 def test_changed_sources_are_compiled_anew(tuned, cpu, cpu_target, tmp_path):
     path = tmp_path / "stale.db"
     path.write_bytes(tuned[0].read_bytes())
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE kernel SET source = 'older' WHERE library_id IS NOT NULL")
-        connection.commit()
+    alter(path, "UPDATE kernel SET source = 'older' WHERE library_id IS NOT NULL")
     log = tune(path, None, cpu, cpu_target, trials=1)
     assert log.compiled_kernels > 0
     assert {source for (source,) in rows(path, "SELECT source FROM kernel")} > {"older"}
@@ -420,9 +413,7 @@ def test_a_plan_of_another_database_or_batch_size_is_taken_over_and_its_kernels_
     ours = {(layers[name], one) for name, one in plan.items() if one[0].startswith("cpu_")}
     assert ours
     if device == "another":
-        with closing(sqlite3.connect(tmp_path / "first.db")) as connection:
-            connection.execute("UPDATE device SET name = 'a CPU of the same target'")
-            connection.commit()
+        alter(tmp_path / "first.db", "UPDATE device SET name = 'a CPU of the same target'")
         renew_digests(tmp_path / "first.db")
     path = tmp_path / ("first.db" if in_place else "second.db")
     with ForeignKernels([] if in_place else [tmp_path / "first.db"], cpu_target) as foreign:
@@ -433,9 +424,7 @@ def test_a_plan_of_another_database_or_batch_size_is_taken_over_and_its_kernels_
 
 def test_kernels_of_another_text_are_not_taken(tuned, cpu_target, tmp_path):
     path = shutil.copy(tuned[0], tmp_path / "stale.db")
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE kernel SET source = 'older'")
-        connection.commit()
+    alter(path, "UPDATE kernel SET source = 'older'")
     with ForeignKernels([path], cpu_target) as foreign:
         assert not foreign.kernels and not foreign.rankings
 

@@ -8,17 +8,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from kernels import built_paths, candidate_of
+from native_network import native_runs
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from autotune.core import CaptureError
-from autotune.families import Kernel, family, serving
 from autotune.ir import CallerTensor
-from autotune.runtime import KernelChoice, bind_layer, caller_slots, make_buffers, make_runs
 from autotune.runtime.network_plan import execute
 from fused_resnet import FusedResNet, InputError
-from fused_resnet.call import ONE_TENSOR, Signature, module_state, put_together, take_apart
+from fused_resnet.call import ONE_TENSOR, Signature, put_together, take_apart
 from fused_resnet.capture import capture_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
@@ -296,19 +294,7 @@ def test_kernels_of_ours_run_several_inputs_and_results(cpu, cpu_target):
     text, tensors = take_apart((), (x, z), {})
     network = capture_module(model, Signature.of(tensors, text), "f32").network
     assert network.callers == ("input", "input1", "output", "output1")
-    kernels = {}
-    for layer in network.layers:
-        chosen = serving(layer.problem, cpu)[0]
-        config = chosen.configs_for(layer.problem, cpu)[0]
-        kernels[layer.name] = Kernel.of(chosen.name, config, layer.problem.dtype, layer.problem.epilogue, cpu_target)
-    paths = built_paths(kernels.values())
-    buffers, bound = {**caller_slots(network), **make_buffers(network, torch.device("cpu"))}, []
-    for layer in network.layers:
-        kernel = kernels[layer.name]
-        launch = family(kernel.family).launches(layer.problem, kernel.values, cpu)[0]
-        choice = KernelChoice(candidate_of(kernel, paths[kernel], launch), "tuned")
-        bound.append(bind_layer(layer, choice, buffers, module_state(model), torch.device("cpu")))
-    (program,) = make_runs(bound)
+    (program,), _memory = native_runs(network, model, cpu, cpu_target)
     for given in ((x, z), (z, x)):
         results = [torch.full((2, 8, 8, 8), float("nan")) for _ in network.results]
         execute([program], 0, (*given, *results))

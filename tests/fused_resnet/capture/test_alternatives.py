@@ -5,21 +5,12 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
-from architectures import ARCHITECTURES, ResNet, images, random_model
+from architectures import ARCHITECTURES, Function, ResNet, images, random_model
 from network_error import network_error
 from torch import nn
 
 from autotune.ir import WHOLE
-from autotune.ir.operators import (
-    Concat,
-    ConcatConv2d,
-    Conv2dPair,
-    Conv2dSkip,
-    ExpandDepthwise,
-    InvertedResidual,
-    PointwisePair,
-    SeGates,
-)
+from autotune.ir import operators as op
 from fused_resnet.capture import capture
 from fused_resnet.networks import se_resnet9_fixup
 from tuning_db import Store
@@ -83,17 +74,17 @@ def test_groups_of_few_channels_are_also_taken_together(channels, out, groups, n
         assert network_error(with_alternatives(network, [name]), model, x, store) < 1e-3, name
 
 
-def test_a_widening_convolution_is_also_taken_with_the_depthwise_one_after_it(store):
-    parts = (nn.Conv2d(8, 8, 3), nn.Conv2d(8, 24, 1), nn.ReLU6(), nn.Conv2d(24, 24, 3, 2, 1, groups=24), nn.SiLU())
-    model = se_resnet9_fixup.randomize(nn.Sequential(*parts).half())
-    x = torch.randn(2, 8, 11, 9, generator=torch.Generator().manual_seed(1)).half()
-    network = capture(model.eval(), tuple(x.shape), "f16")
-    taken = with_alternatives(network, ["3.expanded"])
-    [both] = [layer.problem for layer in taken.layers if isinstance(layer.problem, ExpandDepthwise)]
-    assert str(both.epilogue) == "bias,relu6,conv,bias,silu" and len(taken.layers) == len(network.layers) - 1
-    assert network_error(taken, model, x, store) < 2e-3
-    single = capture(model.float(), tuple(x.shape), "f32")
-    assert not [one for one in single.alternatives if one.name.endswith(".expanded")], "for halves alone"
+def widening():
+    return nn.Sequential(
+        nn.Conv2d(8, 8, 3), nn.Conv2d(8, 24, 1), nn.ReLU6(), nn.Conv2d(24, 24, 3, 2, 1, groups=24), nn.SiLU()
+    )
+
+
+def captured_halves(make, channels, h, w):
+    """Return a model of random weights in float16, an input, and the network."""
+    model = se_resnet9_fixup.randomize(make().half()).eval()
+    x = torch.randn(2, channels, h, w, generator=torch.Generator().manual_seed(1)).half()
+    return model, x, capture(model, tuple(x.shape), "f16")
 
 
 class Inverted(nn.Module):
@@ -112,21 +103,6 @@ class Inverted(nn.Module):
         return torch.cat([y, narrow], 1) if self.apart else y
 
 
-def test_the_convolutions_of_an_inverted_residual_block_are_also_taken_together(store):
-    model = se_resnet9_fixup.randomize(Inverted().half()).eval()
-    x = torch.randn(2, 8, 11, 9, generator=torch.Generator().manual_seed(1)).half()
-    network = capture(model, tuple(x.shape), "f16")
-    taken = with_alternatives(network, ["project.inverted"])
-    [block] = [layer for layer in taken.layers if isinstance(layer.problem, InvertedResidual)]
-    assert str(block.problem.epilogue) == "bias,relu6,conv,bias,hardswish,conv,bias,add"
-    assert block.buffers["add3"] == block.buffers["x"] and len(taken.layers) == len(network.layers) - 2
-    assert network_error(taken, model, x, store) < 2e-3
-    apart = capture(Inverted(apart=True).half().eval(), tuple(x.shape), "f16")
-    single = capture(model.float(), tuple(x.shape), "f32")
-    for other in (apart, single):
-        assert not [one for one in other.alternatives if one.name.endswith(".inverted")]
-
-
 class Basic(nn.Module):
     """A residual block of two 3x3 convolutions, the first with a stride, and a projection of its input."""
 
@@ -140,35 +116,27 @@ class Basic(nn.Module):
         return torch.relu(self.second(torch.relu(self.first(x))) + self.down(x))
 
 
-class Bottleneck(nn.Module):
-    """The 1x1 and the 3x3 convolution of a residual block."""
-
-    def __init__(self):
-        super().__init__()
-        self.narrow, self.window, self.head = nn.Conv2d(8, 16, 1), nn.Conv2d(16, 16, 3, 2, 1), nn.Conv2d(16, 8, 1)
-
-    def forward(self, x):
-        return self.head(torch.relu(self.window(torch.relu(self.narrow(x)))))
+def bottleneck():
+    """Return the 1x1 and the 3x3 convolution of a residual block."""
+    parts = {"narrow": nn.Conv2d(8, 16, 1), "window": nn.Conv2d(16, 16, 3, 2, 1), "head": nn.Conv2d(16, 8, 1)}
+    return Function(lambda m, x: m.head(torch.relu(m.window(torch.relu(m.narrow(x))))), **parts)
 
 
-@pytest.mark.parametrize(
-    ("make", "channels", "name", "chain"),
-    [
-        (Basic, 3, "second.chained", "bias,relu,conv,bias,add,relu"),
-        (Bottleneck, 8, "window.chained", "bias,relu,conv,bias,relu"),
-        (Bottleneck, 8, "head.chained", "bias,relu,conv,bias"),
-    ],
-)
-def test_two_convolutions_are_also_taken_together(make, channels, name, chain, store):
-    model = se_resnet9_fixup.randomize(make().half()).eval()
-    x = torch.randn(2, channels, 11, 9, generator=torch.Generator().manual_seed(1)).half()
-    network = capture(model, tuple(x.shape), "f16")
-    taken = with_alternatives(network, [name])
-    [both] = [layer.problem for layer in taken.layers if isinstance(layer.problem, Conv2dPair)]
-    assert str(both.epilogue) == chain and len(taken.layers) == len(network.layers) - 1
-    assert network_error(taken, model, x, store) < 3e-3
-    single = capture(model.float(), tuple(x.shape), "f32")
-    assert not [one for one in single.alternatives if one.name.endswith(".chained")], "for halves alone"
+def perceptron():
+    """Return two linear layers on channels last, with a residual sum."""
+
+    def forward(m, x):
+        x = m.conv(x)
+        return x + m.down(F.gelu(m.up(x.permute(0, 2, 3, 1)))).permute(0, 3, 1, 2)
+
+    return Function(forward, conv=nn.Conv2d(4, 8, 3), up=nn.Linear(8, 32), down=nn.Linear(32, 8))
+
+
+def late():
+    """Return a product that adds what is computed from its own input: it cannot run together with the one before."""
+    sides = {"side": nn.Conv2d(16, 8, 3, padding=1), "second": nn.Conv2d(16, 8, 1)}
+    last = Function(lambda m, y: m.second(y) + torch.relu(m.side(y)), **sides)
+    return nn.Sequential(nn.Conv2d(4, 16, 1), nn.ReLU(), last)
 
 
 class Boundary(nn.Module):
@@ -185,52 +153,48 @@ class Boundary(nn.Module):
         return torch.relu(self.end(torch.relu(self.first(y))) + y)
 
 
-class Perceptron(nn.Module):
-    """Two linear layers on channels last, with a residual sum."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.up, self.down = nn.Conv2d(4, 8, 3), nn.Linear(8, 32), nn.Linear(32, 8)
-
-    def forward(self, x):
-        x = self.conv(x)
-        return x + self.down(F.gelu(self.up(x.permute(0, 2, 3, 1)))).permute(0, 3, 1, 2)
-
-
-class Late(nn.Module):
-    """A product that adds what is computed from its own input: it cannot run together with the one before."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.side, self.second = nn.Conv2d(4, 16, 1), nn.Conv2d(16, 8, 3, padding=1), nn.Conv2d(16, 8, 1)
-
-    def forward(self, x):
-        y = torch.relu(self.first(x))
-        return self.second(y) + torch.relu(self.side(y))
-
-
 @pytest.mark.parametrize(
-    ("make", "name", "chain"),
+    ("make", "sizes", "name", "kind", "chain", "limit"),
     [
-        (Boundary, "first.paired", "bias,add,relu,store,conv,bias,relu"),
-        (Perceptron, "down.paired", "bias,gelu,conv,bias,add"),
+        (widening, (8, 11, 9), "3.expanded", op.ExpandDepthwise, "bias,relu6,conv,bias,silu", 2e-3),
+        (
+            Inverted,
+            (8, 11, 9),
+            "project.inverted",
+            op.InvertedResidual,
+            "bias,relu6,conv,bias,hardswish,conv,bias,add",
+            2e-3,
+        ),
+        (Basic, (3, 11, 9), "second.chained", op.Conv2dPair, "bias,relu,conv,bias,add,relu", 3e-3),
+        (bottleneck, (8, 11, 9), "window.chained", op.Conv2dPair, "bias,relu,conv,bias,relu", 3e-3),
+        (bottleneck, (8, 11, 9), "head.chained", op.Conv2dPair, "bias,relu,conv,bias", 3e-3),
+        (Boundary, (4, 7, 9), "first.paired", op.PointwisePair, "bias,add,relu,store,conv,bias,relu", 3e-3),
+        (perceptron, (4, 7, 9), "down.paired", op.PointwisePair, "bias,gelu,conv,bias,add", 3e-3),
     ],
 )
-def test_two_products_are_also_taken_together(make, name, chain, store):
-    model = se_resnet9_fixup.randomize(make().half()).eval()
-    x = torch.randn(2, 4, 7, 9, generator=torch.Generator().manual_seed(1)).half()
-    network = capture(model, tuple(x.shape), "f16")
+def test_several_layers_are_also_taken_as_one(make, sizes, name, kind, chain, limit, store):
+    model, x, network = captured_halves(make, *sizes)
     taken = with_alternatives(network, [name])
-    [both] = [layer.problem for layer in taken.layers if isinstance(layer.problem, PointwisePair)]
-    assert str(both.epilogue) == chain and len(taken.layers) == len(network.layers) - 1
-    assert network_error(taken, model, x, store) < 3e-3
+    [one] = [layer for layer in taken.layers if isinstance(layer.problem, kind)]
+    assert str(one.problem.epilogue) == chain
+    assert len(taken.layers) == len(network.layers) - (2 if kind is op.InvertedResidual else 1)
+    if kind is op.InvertedResidual:
+        assert one.buffers["add3"] == one.buffers["x"]
+    assert network_error(taken, model, x, store) < limit
     single = capture(model.float(), tuple(x.shape), "f32")
-    assert not [one for one in single.alternatives if one.name.endswith(".paired")], "for halves alone"
+    assert not [other for other in single.alternatives if other.name.endswith(name[name.index(".") :])], (
+        "for halves alone"
+    )
+
+
+def test_an_inverted_residual_block_is_not_taken_as_one_where_another_layer_reads_inside_it():
+    network = capture(Inverted(apart=True).half().eval(), (2, 8, 11, 9), "f16")
+    assert not [one for one in network.alternatives if one.name.endswith(".inverted")]
 
 
 def test_a_product_that_waits_for_a_reader_of_the_first_is_not_taken_with_it():
-    model = se_resnet9_fixup.randomize(Late().half()).eval()
-    assert not [one for one in capture(model, (2, 4, 7, 9), "f16").alternatives if one.name.endswith(".paired")]
+    _, _, network = captured_halves(late, 4, 7, 9)
+    assert not [one for one in network.alternatives if one.name.endswith(".paired")]
 
 
 class Projected(nn.Module):
@@ -258,7 +222,7 @@ def test_a_convolution_is_also_taken_with_the_projection_that_is_added(first_is_
     network = capture(model.eval(), tuple(x.shape), "f16")
     [name] = [one.name for one in network.alternatives if one.name.endswith(".projected")]
     taken = with_alternatives(network, [name])
-    [both] = [layer.problem for layer in taken.layers if isinstance(layer.problem, Conv2dSkip)]
+    [both] = [layer.problem for layer in taken.layers if isinstance(layer.problem, op.Conv2dSkip)]
     assert str(both.epilogue) == "bias,relu" and (both.r, both.skip_stride) == (3, (2, 2))
     assert len(taken.layers) == len(network.layers) - 1
     assert network_error(taken, model, x, store) < 3e-3
@@ -285,12 +249,12 @@ class Gated(nn.Module):
     ("act", "gate"), [(torch.relu, torch.sigmoid), (F.silu, torch.sigmoid), (F.relu, F.hardsigmoid)]
 )
 def test_a_product_also_scales_its_input_by_gates(store, act, gate):
-    model = se_resnet9_fixup.randomize(Gated(act, gate).half()).eval()
-    x = torch.randn(2, 4, 7, 9, generator=torch.Generator().manual_seed(1)).half()
-    network = capture(model, tuple(x.shape), "f16")
+    model, x, network = captured_halves(lambda: Gated(act, gate), 4, 7, 9)
     taken = with_alternatives(network, ["narrow.scaled"])
     kinds = [type(layer.problem) for layer in taken.layers]
-    assert kinds[-2:] == [SeGates, ConcatConv2d] and str(taken.layers[-1].problem.epilogue) == "mul_image,conv,bias"
+    assert (
+        kinds[-2:] == [op.SeGates, op.ConcatConv2d] and str(taken.layers[-1].problem.epilogue) == "mul_image,conv,bias"
+    )
     assert network_error(taken, model, x, store) < 3e-3
 
 
@@ -310,14 +274,12 @@ class Dense(nn.Module):
 
 
 def test_a_product_is_also_taken_with_the_concatenation_before_it(store):
-    model = se_resnet9_fixup.randomize(Dense().half()).eval()
-    x = torch.randn(2, 4, 7, 9, generator=torch.Generator().manual_seed(1)).half()
-    network = capture(model, tuple(x.shape), "f16")
+    model, x, network = captured_halves(Dense, 4, 7, 9)
     names = [one.name for one in network.alternatives if one.name.endswith(".concat")]
     taken = with_alternatives(network, names)
-    chains = [str(layer.problem.epilogue) for layer in taken.layers if isinstance(layer.problem, ConcatConv2d)]
+    chains = [str(layer.problem.epilogue) for layer in taken.layers if isinstance(layer.problem, op.ConcatConv2d)]
     assert chains == ["scale,bias,relu,conv,bias,mul,relu"]
-    assert not [layer for layer in taken.layers if isinstance(layer.problem, Concat)]
+    assert not [layer for layer in taken.layers if isinstance(layer.problem, op.Concat)]
     assert network_error(taken, model, x, store) < 3e-3
     assert len(taken.layers) == len(network.layers) - len(names)
 
@@ -330,15 +292,8 @@ def test_a_product_is_also_taken_with_the_concatenation_before_it(store):
     ],
 )
 def test_a_pool_is_not_fused_with_what_may_not_trade_places(between):
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(3, 8, 3)
-
-        def forward(self, x):
-            return nn.functional.max_pool2d(between(self.conv(x)), 2)
-
-    network = capture(Model().eval(), (1, 3, 12, 12), "f32")
+    model = Function(lambda m, x: F.max_pool2d(between(m.conv(x)), 2), conv=nn.Conv2d(3, 8, 3))
+    network = capture(model.eval(), (1, 3, 12, 12), "f32")
     assert "conv.stem_pool" not in [alternative.name for alternative in network.alternatives]
 
 
@@ -353,33 +308,13 @@ def test_pools_that_are_not_square_stay_apart():
         assert "0.stem_pool" not in [alternative.name for alternative in network.alternatives]
 
 
-class ChannelsOfBins(nn.Module):
-    """Reads the bins of a spectrogram as channels."""
-
-    def __init__(self):
-        super().__init__()
-        self.c = nn.Conv2d(40, 8, (3, 1))
-
-    def forward(self, x):
-        return torch.relu(self.c(x.transpose(1, 3)))
-
-
-class ImageOfChannels(nn.Module):
-    """Reads channels as the pixels of an image."""
-
-    def __init__(self):
-        super().__init__()
-        self.c = nn.Conv2d(1, 8, 3)
-
-    def forward(self, x):
-        return torch.relu(self.c(x.view(x.shape[0], 1, 16, 16)))
-
-
 @pytest.mark.parametrize(
     ("model", "shape"),
     [
-        (ChannelsOfBins(), (2, 1, 16, 40)),
-        (ImageOfChannels(), (2, 256, 1, 1)),
+        # the bins of a spectrogram as channels
+        (Function(lambda m, x: torch.relu(m.c(x.transpose(1, 3))), c=nn.Conv2d(40, 8, (3, 1))), (2, 1, 16, 40)),
+        # channels as the pixels of an image
+        (Function(lambda m, x: torch.relu(m.c(x.view(x.shape[0], 1, 16, 16))), c=nn.Conv2d(1, 8, 3)), (2, 256, 1, 1)),
         (nn.Sequential(nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 4, 3, 3, 1, output_padding=2)), (2, 3, 8, 8)),
         (
             nn.Sequential(nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 4, 2, 2, 1, dilation=2, output_padding=1)),
@@ -394,64 +329,46 @@ def test_layers_that_only_look_alike_are_not_replaced(model, shape, store):
         assert network_error(with_alternatives(network, [alternative.name]), model, x, store) < 1e-5, alternative.name
 
 
-class OwnSum(nn.Module):
-    """A product that adds what the product before it has stored."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(32, 64), nn.Linear(64, 64)
-
-    def forward(self, x):
-        y = self.a(x)
-        return self.b(torch.relu(y)) + y
-
-
-class ReadTwice(nn.Module):
-    """A projection whose result is added, and multiplied with the sum."""
-
-    def __init__(self):
-        super().__init__()
-        self.c, self.d, self.e = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, padding=1)
-
-    def forward(self, x):
-        y = torch.relu(self.c(x))
-        s = self.d(y)
-        return (self.e(y) + s) * s
-
-
 def long(value):
+    """A chain with so many scalars that one kernel does not take two of them."""
     return ((value * 0.5 + 0.1).clamp(-1, 1) * 2 + 0.3).clamp(-2, 2)
 
 
-class LongChains(nn.Module):
-    """A widening and a depthwise convolution, whose chains have more scalars than one kernel takes."""
-
-    def __init__(self):
-        super().__init__()
-        self.c, self.up, self.depth = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 16, 1), nn.Conv2d(16, 16, 3, groups=16)
-
-    def forward(self, x):
-        return long(self.depth(long(self.up(self.c(x)))))
+def own_sum():
+    """Return a product that adds what the product before it has stored."""
+    both = Function(lambda m, y: m.b(torch.relu(y)) + y, b=nn.Linear(64, 64))
+    return nn.Sequential(nn.Linear(32, 64), both)
 
 
-class LongPair(nn.Module):
-    """Two products, whose chains have more scalars than one kernel takes."""
+def read_twice():
+    """Return a projection whose result is added, and multiplied with the sum."""
 
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Conv2d(32, 64, 1), nn.Conv2d(64, 32, 1)
+    def forward(m, x):
+        y = torch.relu(m.c(x))
+        s = m.d(y)
+        return (m.e(y) + s) * s
 
-    def forward(self, x):
-        return long(self.b(long(self.a(x))))
+    return Function(forward, c=nn.Conv2d(8, 8, 3, padding=1), d=nn.Conv2d(8, 8, 1), e=nn.Conv2d(8, 8, 3, padding=1))
+
+
+def long_chains():
+    """Return a widening and a depthwise convolution."""
+    parts = {"c": nn.Conv2d(3, 8, 3), "up": nn.Conv2d(8, 16, 1), "depth": nn.Conv2d(16, 16, 3, groups=16)}
+    return Function(lambda m, x: long(m.depth(long(m.up(m.c(x))))), **parts)
+
+
+def long_pair():
+    """Return two products."""
+    return Function(lambda m, x: long(m.b(long(m.a(x)))), a=nn.Conv2d(32, 64, 1), b=nn.Conv2d(64, 32, 1))
 
 
 @pytest.mark.parametrize(
     ("make", "shape", "never"),
     [
-        (OwnSum, (6, 32), ".paired"),
-        (ReadTwice, (2, 8, 9, 9), ".projected"),
-        (LongChains, (2, 3, 9, 9), ".expanded"),
-        (LongPair, (2, 32, 5, 5), ".paired"),
+        (own_sum, (6, 32), ".paired"),
+        (read_twice, (2, 8, 9, 9), ".projected"),
+        (long_chains, (2, 3, 9, 9), ".expanded"),
+        (long_pair, (2, 32, 5, 5), ".paired"),
     ],
 )
 def test_layers_that_cannot_be_one_stay_apart(make, shape, never, store):

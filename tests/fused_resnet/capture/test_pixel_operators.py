@@ -9,20 +9,7 @@ from architectures import Of, random_model
 from comparison import relative_error
 from torch import nn
 
-from autotune.ir.operators import (
-    Conv2d,
-    Conv2dDgrad,
-    DepthToSpace,
-    Elementwise,
-    Gemm,
-    GlobalAvgPool2d,
-    GroupNorm,
-    LayerNorm,
-    Softmax,
-    ToChannelsLast,
-    TorchCall,
-    Upsample,
-)
+from autotune.ir import operators as op
 from fused_resnet import FusedResNet
 from fused_resnet.capture import capture
 
@@ -69,7 +56,7 @@ def checked(model, database, x=X, limit=1e-5):
         y, expected = FusedResNet.from_model(model, database)(x), copy.deepcopy(model).double()(x.double())
     assert y.shape == expected.shape and relative_error(y, expected) < limit
     layers = capture(model, tuple(x.shape), "f32").layers
-    assert isinstance(layers[0].problem, ToChannelsLast) and isinstance(layers[1].problem, Conv2d)
+    assert isinstance(layers[0].problem, op.ToChannelsLast) and isinstance(layers[1].problem, op.Conv2d)
     return layers[2:]
 
 
@@ -82,40 +69,44 @@ def chains(layers):
 
 
 CASES = {
-    "ConvNeXt": (lambda m, x: m.a(x), {"a": ConvNextBlock(8)}, [Conv2d, LayerNorm, Gemm, Gemm]),
-    "tokens": (lambda m, x: m.a(x), {"a": Tokens(8)}, [LayerNorm, Gemm]),
+    "ConvNeXt": (lambda m, x: m.a(x), {"a": ConvNextBlock(8)}, [op.Conv2d, op.LayerNorm, op.Gemm, op.Gemm]),
+    "tokens": (lambda m, x: m.a(x), {"a": Tokens(8)}, [op.LayerNorm, op.Gemm]),
     "LayerNorm2d": (
         lambda m, x: F.relu(m.a(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)),
         {"a": nn.LayerNorm(8)},
-        [LayerNorm],
+        [op.LayerNorm],
     ),
-    "of features": (lambda m, x: m.a(x.mean((2, 3))), {"a": nn.LayerNorm(8, bias=False)}, [GlobalAvgPool2d, LayerNorm]),
+    "of features": (
+        lambda m, x: m.a(x.mean((2, 3))),
+        {"a": nn.LayerNorm(8, bias=False)},
+        [op.GlobalAvgPool2d, op.LayerNorm],
+    ),
     "other order": (
         lambda m, x: F.linear(x.permute(0, 3, 2, 1), m.w, m.b).relu().permute(0, 3, 2, 1),
         {"w": nn.Parameter(torch.randn(5, 8)), "b": nn.Parameter(torch.randn(5))},
-        [Gemm],
+        [op.Gemm],
     ),
-    "GroupNorm": (lambda m, x: F.silu(m.a(x)) + x, {"a": nn.GroupNorm(4, 8)}, [GroupNorm]),
-    "InstanceNorm": (lambda m, x: m.a(x), {"a": nn.InstanceNorm2d(8, affine=True)}, [GroupNorm]),
-    "softmax": (lambda m, x: x.softmax(1), {}, [Softmax]),
-    "softmax of features": (lambda m, x: F.softmax(x.amax((2, 3)), -1), {}, [TorchCall, Softmax]),
-    "nearest": (lambda m, x: F.interpolate(x, scale_factor=2).relu(), {}, [Upsample]),
-    "nearest, odd": (lambda m, x: F.interpolate(x, size=(11, 7)), {}, [Upsample]),
-    "nearest-exact": (lambda m, x: F.interpolate(x, size=(5, 13), mode="nearest-exact"), {}, [Upsample]),
-    "bilinear": (lambda m, x: F.interpolate(x, size=(20, 13), mode="bilinear"), {}, [Upsample]),
-    "corners": (lambda m, x: F.interpolate(x, size=(20, 1), mode="bilinear", align_corners=True), {}, [Upsample]),
-    "factor": (lambda m, x: F.interpolate(x, scale_factor=(1.3, 0.7), mode="bilinear") * 2, {}, [Upsample]),
-    "shuffle": (lambda m, x: F.pixel_shuffle(x, 2) * m.g, {"g": nn.Parameter(torch.randn(2, 1, 1))}, [DepthToSpace]),
+    "GroupNorm": (lambda m, x: F.silu(m.a(x)) + x, {"a": nn.GroupNorm(4, 8)}, [op.GroupNorm]),
+    "InstanceNorm": (lambda m, x: m.a(x), {"a": nn.InstanceNorm2d(8, affine=True)}, [op.GroupNorm]),
+    "softmax": (lambda m, x: x.softmax(1), {}, [op.Softmax]),
+    "softmax of features": (lambda m, x: F.softmax(x.amax((2, 3)), -1), {}, [op.TorchCall, op.Softmax]),
+    "nearest": (lambda m, x: F.interpolate(x, scale_factor=2).relu(), {}, [op.Upsample]),
+    "nearest, odd": (lambda m, x: F.interpolate(x, size=(11, 7)), {}, [op.Upsample]),
+    "nearest-exact": (lambda m, x: F.interpolate(x, size=(5, 13), mode="nearest-exact"), {}, [op.Upsample]),
+    "bilinear": (lambda m, x: F.interpolate(x, size=(20, 13), mode="bilinear"), {}, [op.Upsample]),
+    "corners": (lambda m, x: F.interpolate(x, size=(20, 1), mode="bilinear", align_corners=True), {}, [op.Upsample]),
+    "factor": (lambda m, x: F.interpolate(x, scale_factor=(1.3, 0.7), mode="bilinear") * 2, {}, [op.Upsample]),
+    "shuffle": (lambda m, x: F.pixel_shuffle(x, 2) * m.g, {"g": nn.Parameter(torch.randn(2, 1, 1))}, [op.DepthToSpace]),
     "transposed 2x2": (
         lambda m, x: F.relu(m.n(m.a(x))),
         {"a": nn.ConvTranspose2d(8, 6, 2, 2), "n": nn.BatchNorm2d(6)},
-        [Conv2dDgrad],
+        [op.Conv2dDgrad],
     ),
-    "transposed 3x3": (lambda m, x: m.a(x), {"a": nn.ConvTranspose2d(8, 5, 3, 2, 1, 1, bias=False)}, [Conv2dDgrad]),
+    "transposed 3x3": (lambda m, x: m.a(x), {"a": nn.ConvTranspose2d(8, 5, 3, 2, 1, 1, bias=False)}, [op.Conv2dDgrad]),
     "transposed, dilated": (
         lambda m, x: m.a(x) * 2,
         {"a": nn.ConvTranspose2d(8, 6, (3, 2), (1, 2), (1, 0), groups=2, dilation=(2, 1))},
-        [Conv2dDgrad],
+        [op.Conv2dDgrad],
     ),
 }
 
@@ -140,16 +131,16 @@ def test_vectors_of_another_axis_than_the_makers_channels_are_no_steps_of_its_ep
     """Behind a permutation the vector runs along the width, where the convolution's epilogue has channels."""
     gain, x = nn.Parameter(torch.randn(8)), torch.randn(2, 3, 8, 8)
     layers = checked(Of(lambda m, x: (x.permute(0, 2, 3, 1).transpose(2, 3) * m.g).relu(), g=gain), empty_db, x)
-    assert kinds(layers) == [TorchCall, Elementwise]  # the product, then the activation
+    assert kinds(layers) == [op.TorchCall, op.Elementwise]  # the product, then the activation
 
 
 def test_layouts_are_told_apart_where_all_sizes_agree(empty_db):
     """x + x^T of 8 x 8 x 8: equal shapes, other elements."""
     x = torch.randn(2, 3, 8, 8)
     model = Of(lambda m, x: x + F.relu(x).permute(0, 2, 3, 1))
-    assert TorchCall in kinds(checked(model, empty_db, x))
+    assert op.TorchCall in kinds(checked(model, empty_db, x))
     model = Of(lambda m, x: m.norm(x.permute(0, 2, 3, 1)) + x, norm=nn.LayerNorm(8))
-    assert TorchCall in kinds(checked(model, empty_db, x))
+    assert op.TorchCall in kinds(checked(model, empty_db, x))
 
 
 def test_a_transposed_gate_is_no_squeeze_and_excitation(empty_db):
@@ -202,7 +193,7 @@ def test_decomposed_norms_are_captured(empty_db):
         return m.group(m.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
 
     layers = checked(Of(changed, norm=nn.LayerNorm(8), group=nn.GroupNorm(2, 8)), empty_db)
-    assert kinds(layers)[-2:] == [LayerNorm, GroupNorm]
+    assert kinds(layers)[-2:] == [op.LayerNorm, op.GroupNorm]
 
 
 def test_other_batches_have_the_layers_of_a_capture():

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
-from architectures import ResNet, images
+from architectures import Function, Of, ResNet, images
 from torch import nn
 
 from autotune.core import CaptureError
@@ -17,23 +17,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
 SHAPE = (2, 3, 32, 32)
 
 
-class Part(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-        self.register_buffer("count", torch.zeros(1))
-
-    def forward(self, x):
-        return self.function(self, x)
-
-
 @dataclasses.dataclass
 class Unregistered:
     logits: torch.Tensor
 
 
 def with_part(function):
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(nn.ReLU(), Part(function))).eval()
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(nn.ReLU(), Function(function, count=torch.zeros(1)))).eval()
 
 
 def branches(m, x):
@@ -63,8 +53,8 @@ def switches(m, x):
     [
         (chooses, r"1\.1 calls torch's cond"),
         (switches, r"calls torch's wrap_with_autocast"),
-        (branches, r"1\.1 \(Part\) cannot be traced for an input of \(2, 3, 32, 32\)"),
-        (does_not_fit, r"1\.1 \(Part\) cannot be traced"),
+        (branches, r"1\.1 \(Function\) cannot be traced for an input of \(2, 3, 32, 32\)"),
+        (does_not_fit, r"1\.1 \(Function\) cannot be traced"),
         (counts, r"1\.1: forward changes '1\.1\.count'"),
         (lambda m, x: torch.fft.fft(x), r"1\.1: fft_fft is torch\.complex64: real numbers, integers and booleans"),
         (lambda m, x: x.sum().item(), "returns a number that depends on values of tensors, by item"),
@@ -151,16 +141,9 @@ def test_what_export_refuses_and_fx_traces(empty_db):
     torch.testing.assert_close(network.last, model.last)  # a capture leaves it as it is
 
 
-class Reads(nn.Module):
-    """A function of a convolution's result, and of a parameter."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.conv, self.function = nn.Conv2d(3, 8, 3, padding=1), function
-        self.weight = nn.Parameter(torch.rand(1, 8, 1, 1, generator=torch.Generator().manual_seed(3)) + 1)
-
-    def forward(self, x):
-        return self.function(self, self.conv(x))
+def reads(function):
+    """Return a function of a convolution's result, and of a parameter."""
+    return Of(function, weight=nn.Parameter(torch.rand(1, 8, 1, 1, generator=torch.Generator().manual_seed(3)) + 1))
 
 
 def reads_as_its_own(m, y):
@@ -187,7 +170,7 @@ def reads_as_its_own(m, y):
     ],
 )
 def test_what_depends_on_memory_reads_the_modules_layout(function, empty_db):
-    model, x = Reads(function).eval(), images(2, 8)
+    model, x = reads(function).eval(), images(2, 8)
     network = FusedResNet.from_model(model, empty_db)
     with torch.no_grad():
         for given in (x, x.contiguous(memory_format=torch.channels_last)):
@@ -204,6 +187,6 @@ def test_what_depends_on_memory_reads_the_modules_layout(function, empty_db):
     ],
 )
 def test_memory_that_is_not_known_is_not_read(function, said):
-    model = Reads(lambda m, y: function(m, y).as_strided((2, 4), (64, 1))).eval()
+    model = reads(lambda m, y: function(m, y).as_strided((2, 4), (64, 1))).eval()
     with pytest.raises(CaptureError, match=f"as_strided reads .*{said}.*call .contiguous"):
         capture(model, (2, 3, 8, 8), "f32")

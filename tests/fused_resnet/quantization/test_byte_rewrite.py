@@ -10,28 +10,19 @@ import torch
 import torch.nn.functional as F
 from architectures import ResNet, images, random_model
 from comparison import relative_error
-from kernels import built_paths, candidate_of
+from native_network import native_runs
+from network_error import result_on_torch
 from quantized import SEEN, layers_of
 from torch import nn
 from tune_arguments import requested
 
 from autotune.core import architecture
-from autotune.families import Kernel, family, serving
+from autotune.families import serving
 from autotune.ir import BYTE_PRECISIONS, S8
 from autotune.ir.epilogue_steps import define_step
 from autotune.ir.operators import Conv2dSkip, TorchCall
-from autotune.runtime import (
-    ExecutionContext,
-    KernelChoice,
-    NetworkPlan,
-    bind_layer,
-    caller_slots,
-    make_buffers,
-    make_runs,
-)
 from autotune.runtime.network_plan import execute
 from fused_resnet import Activation, FusedResNet
-from fused_resnet.call import module_state
 from fused_resnet.quantization import capture_bytes
 from fused_resnet.quantization.calibrate import calibrate
 from tuning_db import open_reader
@@ -117,6 +108,19 @@ def assert_bytes_arithmetic(y, expected, model, x, precision):
     assert relative_error(y, expected) < cost / 4
 
 
+def network_in_bytes(model, x, precision):
+    """Return the network of a model in bytes, with scales from the images seen."""
+    scales = calibrate(model, SEEN, bias_correction=False, precision=precision)
+    return capture_bytes(model, tuple(x.shape), "f32", scales, BYTE_PRECISIONS[precision])
+
+
+def run_with(names, network, model, x, database):
+    """Return the layers of a network with some alternatives taken, and their result on torch's operators."""
+    taken = dataclasses.replace(network, layers=network.layers_with(names), alternatives=())
+    with open_reader(database) as store:
+        return taken.layers, result_on_torch(taken, model, x, store)
+
+
 def test_results_are_those_of_bytes(basic, empty_db):
     model, expected, precision = basic
     scales, x = calibrate(model, SEEN, bias_correction=False, precision=precision), images(64, seed=9)
@@ -151,37 +155,26 @@ def test_changed_weights_are_brought_to_bytes_anew(basic, empty_db):
 def test_the_first_layers_also_run_with_their_cast(basic, empty_db):
     """The pool's result is written in bytes, and its conversion is left out."""
     model, expected, precision = basic
-    x, scales = images(64, seed=9), calibrate(model, SEEN, bias_correction=False, precision=precision)
-    network = capture_bytes(model, tuple(x.shape), "f32", scales, BYTE_PRECISIONS[precision])
+    x = images(64, seed=9)
+    network = network_in_bytes(model, x, precision)
     name = f"conv1.stem_pool.{BYTE_PRECISIONS[precision].dtype}"
-    taken = dataclasses.replace(network, layers=network.layers_with([name]), alternatives=())
-    assert [str(layer.problem.epilogue) for layer in taken.layers[:1]] == ["bias,relu,mul_scalar"]
-    assert len(taken.layers) == len(network.layers) - 3
-    with open_reader(empty_db) as store:
-        plan = NetworkPlan(taken, module_state(model), store, CPU, graph=False)
-    context = ExecutionContext(plan, graph=False)
-    y = torch.full_like(context.template, float("nan"))
-    context.run([x], [y], stream=0)
+    layers, y = run_with([name], network, model, x, empty_db)
+    assert str(layers[0].problem.epilogue) == "bias,relu,mul_scalar" and len(layers) == len(network.layers) - 3
     assert_bytes_arithmetic(y, expected, model, x, precision)
 
 
 def test_the_ends_of_blocks_also_run_with_their_projections(basic, empty_db):
     """Both convolutions add to one sum, which is rounded once."""
     model, expected, precision = basic
-    x, scales = images(64, seed=9), calibrate(model, SEEN, bias_correction=False, precision=precision)
-    network = capture_bytes(model, tuple(x.shape), "f32", scales, BYTE_PRECISIONS[precision])
+    x = images(64, seed=9)
+    network = network_in_bytes(model, x, precision)
     names = [one.name for one in network.alternatives if one.name.endswith(".projected")]
-    taken = dataclasses.replace(network, layers=network.layers_with(names), alternatives=())
-    projected = [layer for layer in taken.layers if isinstance(layer.problem, Conv2dSkip)]
+    layers, y = run_with(names, network, model, x, empty_db)
+    projected = [layer for layer in layers if isinstance(layer.problem, Conv2dSkip)]
     assert len(projected) == len(names) > 0 and {layer.problem.dtype for layer in projected} == {
         BYTE_PRECISIONS[precision].dtype
     }
     assert {str(layer.problem.epilogue) for layer in projected} == {"bias,relu"}
-    with open_reader(empty_db) as store:
-        plan = NetworkPlan(taken, module_state(model), store, CPU, graph=False)
-    context = ExecutionContext(plan, graph=False)
-    y = torch.full_like(context.template, float("nan"))
-    context.run([x], [y], stream=0)
     exact = copy.deepcopy(model).double()(x.double())
     cost = relative_error(expected, exact)
     assert relative_error(y, exact) < 1.1 * cost and 0 < relative_error(y, expected) < cost
@@ -193,20 +186,10 @@ def test_kernels_of_ours_run_a_network_in_bytes(basic, cpu, cpu_target, empty_db
     model, expected, precision = basic
     x, scales = images(64, seed=9), calibrate(model, SEEN, bias_correction=False, precision=precision)
     network = capture_bytes(model, tuple(x.shape), "f32", scales, BYTE_PRECISIONS[precision])
-    kernels = {}
-    for layer in network.layers:
-        (chosen,) = serving(layer.problem, cpu)
-        config = chosen.configs_for(layer.problem, cpu)[0]
-        kernels[layer.name] = Kernel.of(chosen.name, config, layer.problem.dtype, layer.problem.epilogue, cpu_target)
-    paths = built_paths(kernels.values())
-    buffers, bound = {**caller_slots(network), **make_buffers(network, CPU)}, []
-    for layer in network.layers:
-        kernel = kernels[layer.name]
-        launch = family(kernel.family).launches(layer.problem, kernel.values, cpu)[0]
-        choice = KernelChoice(candidate_of(kernel, paths[kernel], launch), "tuned")
-        bound.append(bind_layer(layer, choice, buffers, module_state(model), CPU))
+    assert all(len(serving(layer.problem, cpu)) == 1 for layer in network.layers)
     y = torch.full(network.results[0].shape, float("nan"))
-    execute(make_runs(bound), 0, (x, y))
+    runs, _memory = native_runs(network, model, cpu, cpu_target)
+    execute(runs, 0, (x, y))
     assert_bytes_arithmetic(y, expected, model, x, precision)
     of_torch = FusedResNet.from_model(model, empty_db, precision=precision, calibration=scales)(x)
     assert relative_error(y, of_torch) < relative_error(expected, copy.deepcopy(model).double()(x.double())) / 4

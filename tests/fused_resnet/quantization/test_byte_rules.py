@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from architectures import ARCHITECTURES, ResNet, conv_norm, images, random_model
+from architectures import ARCHITECTURES, Function, ResNet, conv_norm, images, random_model
 from comparison import relative_error
 from quantized import ANY, SEEN, layers_of
 from torch import nn
@@ -94,21 +94,13 @@ def test_only_sums_of_integers_can_overflow():
     assert kept[S8]["2"] == "its sums could overflow int32" and "2" not in kept[E4M3]
 
 
-class Product(nn.Module):
-    """The product of two convolutions' results, between other convolutions."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.a, self.b = nn.Conv2d(3, 32, 3), nn.Conv2d(32, 32, 3), nn.Conv2d(32, 32, 3)
-        self.middle, self.last = nn.Conv2d(32, 32, 3), nn.Conv2d(32, 5, 1)
-
-    def forward(self, x):
-        y = self.first(x)
-        return self.last(self.middle(self.a(y) * self.b(y)))
-
-
 def test_a_product_of_activations_is_computed_in_real_values(empty_db):
-    model = random_model(Product())
+    def product(m, x):
+        y = m.first(x)
+        return m.last(m.middle(m.a(y) * m.b(y)))
+
+    parts = {name: nn.Conv2d(3 if name == "first" else 32, 32, 3) for name in ("first", "a", "b", "middle")}
+    model = random_model(Function(product, **parts, last=nn.Conv2d(32, 5, 1)))
     kept = capture_bytes(model, (2, 3, 32, 32), "f32", ANY, S8).kept
     assert [kept.get(name, "").partition(":")[0] for name in ("a", "b")] == [
         "its epilogue multiplies or subtracts another activation",

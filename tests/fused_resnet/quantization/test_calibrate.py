@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from architectures import ResNet, conv_norm, images, random_model
+from architectures import Function, ResNet, conv_norm, images, random_model
 from processes import python
 from quantized import SEEN, layers_of
 from torch import nn
@@ -125,17 +125,13 @@ def test_copies_of_scales_keep_what_belongs_to_them():
     assert scales.copy() == scales != scales | {"1": 2.0}
 
 
+def behind(function):
+    """Return a function of the result of a narrow network."""
+    return Function(lambda m, x: function(m.layers(x)), layers=narrow()[0]).eval()
+
+
 def test_results_that_are_no_floating_point_have_no_scale(empty_db):
-    class Masked(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = narrow()[0]
-
-        def forward(self, x):
-            y = self.layers(x)
-            return y, y > 0
-
-    model, x = Masked().eval(), narrow()[1]
+    model, x = behind(lambda y: (y, y > 0)), narrow()[1]
     y, mask = FusedResNet.from_model(model, empty_db, precision="int8", calibration=[x])(x)
     assert compare(model(x)[0].detach(), y).error < 0.1 and mask.dtype == torch.bool
 
@@ -188,29 +184,11 @@ def test_layers_with_infinite_results_stay_out_of_bytes(precision, max_loss, emp
 
 @pytest.mark.parametrize("max_loss", [None, 0.5])
 def test_masked_results_are_calibrated(max_loss, empty_db):
-    class Masked(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = narrow()[0]
-
-        def forward(self, x):
-            y = self.layers(x).mean((2, 3))
-            return y.masked_fill(torch.arange(16) > 12, -math.inf)
-
-    model, x = Masked().eval(), narrow()[1]
+    model, x = behind(lambda y: y.mean((2, 3)).masked_fill(torch.arange(16) > 12, -math.inf)), narrow()[1]
     scales = calibrate(model, [x], max_loss=max_loss)
     assert scales.sensitive == {}
     y = FusedResNet.from_model(model, empty_db, precision="int8", calibration=scales)(x)
     assert y.isneginf().sum() == 2 * 3 and compare(model(x).detach(), y).error < 0.1
-
-
-class Embedded(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table, self.layers = nn.Embedding(10, 16), narrow_linear()
-
-    def forward(self, indices):
-        return self.layers(self.table(indices))
 
 
 def narrow_linear():
@@ -219,7 +197,8 @@ def narrow_linear():
 
 @pytest.mark.parametrize("max_loss", [None, 0.5])
 def test_models_of_integers_are_calibrated(max_loss, empty_db):
-    model = random_model_of(Embedded())
+    embedded = Function(lambda m, x: m.layers(m.table(x)), table=nn.Embedding(10, 16), layers=narrow_linear())
+    model = random_model_of(embedded)
     indices = torch.randint(10, (64, 7), generator=torch.Generator().manual_seed(1))
     scales = calibrate(model, [indices, indices[:8]], max_loss=max_loss)
     assert scales.keys() >= {"layers.0", "layers.2", "layers.4"}
@@ -266,12 +245,7 @@ def test_calibration_says_what_a_batch_must_be(empty_db):
     with pytest.raises(ProblemError, match="is a FusedResNet already: give the module that it was made from"):
         calibrate(FusedResNet.from_model(model, empty_db), [{"image": x}])
     with pytest.raises(ProblemError, match=r"result of log holds values that are no numbers \(NaN\)"):
-        calibrate(Logarithm(), [-x.abs()])
-
-
-class Logarithm(nn.Module):
-    def forward(self, x):
-        return torch.log(x)
+        calibrate(Function(lambda m, x: torch.log(x)), [-x.abs()])
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf, "1"])

@@ -30,6 +30,18 @@ def weights(*shapes):
     return [torch.randn(shape).contiguous(memory_format=torch.channels_last) for shape in shapes]
 
 
+def assert_conversions_are_joined(module, examples):
+    """Rewrite a graph, and check that its results are the same; return the node that converts together."""
+    expected = module(*examples)
+    join_conversions(module.graph)
+    module.graph.lint()
+    module.recompile()
+    for found, wanted in zip(module(*examples), expected, strict=True):
+        assert found.equal(wanted) and found.stride() == wanted.stride()
+    [joined] = [node for node in module.graph.nodes if node.target is CONVERT_ALL]
+    return joined
+
+
 def test_weights_are_converted_together_and_activations_are_not():
     def step(x, saved, first, second, third, bias):
         converted = [one.to(torch.bfloat16) for one in (first, second, third)]
@@ -42,16 +54,9 @@ def test_weights_are_converted_together_and_activations_are_not():
     filters = weights((8, 4, 3, 3), (8, 8, 1, 1), (40, 8, 3, 3))
     examples = [torch.randn(2, 4, 5, 5).bfloat16(), saved, *filters, torch.randn(8, 1, 1)]
     module = traced(step, *examples)
-    expected = module(*examples)
-    join_conversions(module.graph)
-    module.graph.lint()
-    module.recompile()
-    [joined] = [node for node in module.graph.nodes if node.target is CONVERT_ALL]
-    tensors, dtype = joined.args
+    tensors, dtype = assert_conversions_are_joined(module, examples).args
     assert [node.name for node in tensors] == ["first_1", "second_1", "third_1"] and dtype == torch.bfloat16
     assert count(module, torch.ops.prims.convert_element_type.default) == 2
-    for found, wanted in zip(module(*examples), expected, strict=True):
-        assert found.equal(wanted) and found.stride() == wanted.stride()
 
 
 def test_gradients_of_weights_are_converted_together_behind_their_kernels():
@@ -64,15 +69,8 @@ def test_gradients_of_weights_are_converted_together_behind_their_kernels():
     examples = [torch.randn(2, 8, 5, 5), torch.randn(2, 4, 5, 5), *weights((8, 4, 3, 3)), torch.randn(6, 6)]
     examples = [one.bfloat16() for one in examples]
     module = traced(step, *examples)
-    expected = module(*examples)
-    join_conversions(module.graph)
-    module.graph.lint()
-    module.recompile()
-    [joined] = [node for node in module.graph.nodes if node.target is CONVERT_ALL]
-    assert len(joined.args[0]) == 2
+    assert len(assert_conversions_are_joined(module, examples).args[0]) == 2
     assert count(module, torch.ops.prims.convert_element_type.default) == 1, "a compiler fuses it with the product"
-    for found, wanted in zip(module(*examples), expected, strict=True):
-        assert found.equal(wanted)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

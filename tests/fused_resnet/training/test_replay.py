@@ -54,8 +54,7 @@ def test_so_it_does_where_it_stores_gradients_itself(kind, situation):
 
 def test_a_step_that_stores_gradients_itself_asks_autograd_for_none():
     steps = replayed_steps.Steps(torch.device("cpu"), record_again, direct=True)
-    for _ in range(3):
-        steps.step()
+    steps.run(3)
     loss = steps.loss_of(steps.compiled, steps.batch())
     with pytest.raises(RuntimeError, match="not have been used in the graph"):
         torch.autograd.grad(loss, steps.network.shift)
@@ -64,8 +63,7 @@ def test_a_step_that_stores_gradients_itself_asks_autograd_for_none():
 
 def test_a_step_that_stores_gradients_itself_makes_no_graph_of_them_and_heeds_requires_grad():
     steps = replayed_steps.Steps(torch.device("cpu"), record_again, direct=True)
-    for _ in range(3):
-        steps.step()
+    steps.run(3)
     steps.network.zero_grad()
     with pytest.raises(RuntimeError, match="create_graph=True"):
         steps.loss_of(steps.compiled, steps.batch()).backward(create_graph=True)
@@ -89,6 +87,5 @@ def test_a_pass_that_cannot_be_recorded_runs_as_it_is():
 def test_a_step_that_saves_much_is_left_to_inductor(monkeypatch):
     monkeypatch.setattr("fused_resnet.training.replay.replay.LARGEST_SAVED", 1000)
     steps = replayed_steps.Steps(torch.device("cpu"), record_again)
-    for _ in range(3):
-        steps.step()
+    steps.run(3)
     assert steps.events == {"by AOTAutograd": 3}

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
+from architectures import Function
 from databases import slow_down
 from step_databases import tuned_step
 from torch import nn
@@ -79,15 +80,8 @@ def test_what_torch_computes_faster_is_torchs(step_db, solved, tmp_path):
 
 
 def test_a_convolution_without_a_problem_is_torchs(step_db):
-    class Transposed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.up = nn.ConvTranspose2d(3, 4, 2)
-
-        def forward(self, x):
-            return self.up(x).sum()
-
-    found = explain_step(Transposed(), images(), tuning_db=step_db)
+    transposed = Function(lambda m, x: m.up(x).sum(), up=nn.ConvTranspose2d(3, 4, 2))
+    found = explain_step(transposed, images(), tuning_db=step_db)
     assert [(row.problem, row.kernel, row.calls) for row in found] == [("", TORCH, 1), ("", TORCH, 1)]
     assert found.expected_us is None and found.num_on_kernels == 0 and "other convolution" in str(found)
 

@@ -33,6 +33,12 @@ def network(seed=0):
     return Small().train()
 
 
+def with_reference():
+    """Return a network and its copy in float64."""
+    trained = network()
+    return trained, copy.deepcopy(trained).double()
+
+
 def assert_gradients_are_right(trained, reference, x, *, limit=1e-5):
     """Compare the gradients of a network with those of its float64 copy for the same input."""
     reference(x.double()).square().sum().backward()
@@ -64,8 +70,7 @@ def test_a_gradient_by_the_input_runs_as_a_convolution_where_that_is_faster(step
     path = str(shutil.copy(step_db, tmp_path / "other.db"))
     gradients = "problem_id IN (SELECT id FROM problem WHERE text LIKE 'conv2d_dgrad %')"
     slow_down(path, 500, f"{gradients} AND kernel_id IN (SELECT id FROM kernel WHERE family != 'aten')")
-    trained = network()
-    reference, x = copy.deepcopy(trained).double(), images()
+    (trained, reference), x = with_reference(), images()
     compiled(trained, path)(x).square().sum().backward()
     assert_gradients_are_right(trained, reference, x)
     by_input = [name for name in solved if name.startswith("conv2d_dgrad ")]
@@ -73,8 +78,7 @@ def test_a_gradient_by_the_input_runs_as_a_convolution_where_that_is_faster(step
 
 
 def test_the_gradient_by_the_input(step_db, solved):
-    trained = network()
-    reference = copy.deepcopy(trained).double()
+    trained, reference = with_reference()
     x, exact = images().requires_grad_(), images().double().requires_grad_()
     compiled(trained, step_db)(x).square().sum().backward()
     reference(exact).square().sum().backward()
@@ -141,8 +145,7 @@ def test_derivatives_in_float64_are_those_of_finite_differences(step_db, monkeyp
 
 def test_the_first_call_may_be_inside_a_checkpoint(step_db, solved):
     """torch.utils.checkpoint compares the tensors that both runs of the forward pass save."""
-    trained = network()
-    reference, x = copy.deepcopy(trained).double(), images()
+    (trained, reference), x = with_reference(), images()
     checkpoint(compiled(trained, step_db), x, use_reentrant=False).square().sum().backward()
     assert solved
     assert_gradients_are_right(trained, reference, x)
@@ -162,8 +165,7 @@ def test_a_parameter_that_is_frozen_later(step_db):
 
 
 def test_a_backward_hook_sees_and_changes_the_gradient(step_db):
-    trained = network()
-    reference = copy.deepcopy(trained).double()
+    trained, reference = with_reference()
     seen = []
     trained.down.weight.register_hook(lambda gradient: seen.append(gradient) or 3 * gradient)
     compiled(trained, step_db)(images()).square().sum().backward()
@@ -172,8 +174,7 @@ def test_a_backward_hook_sees_and_changes_the_gradient(step_db):
 
 
 def test_a_batch_size_that_was_not_tuned_runs_on_torch_and_says_so(step_db, solved):
-    trained = network()
-    reference, x = copy.deepcopy(trained).double(), images(3)
+    (trained, reference), x = with_reference(), images(3)
     with pytest.warns(UserWarning, match=rf"of the {NUM_CONVOLUTIONS} convolutions of a training step.*, 0 run on"):
         compiled(trained, step_db)(x).square().sum().backward()
     assert_gradients_are_right(trained, reference, x)
@@ -231,8 +232,7 @@ def test_views_of_results_are_right(step_db, solved, monkeypatch, inductor):
 
 def test_inductor_compiles_the_rest(step_db, solved, monkeypatch):
     monkeypatch.setenv("AUTOTUNE_INDUCTOR", "1")
-    trained = network()
-    reference = copy.deepcopy(trained).double()
+    trained, reference = with_reference()
     step = compiled(trained, step_db)
     for _ in range(2):
         trained.zero_grad()
@@ -291,8 +291,7 @@ def test_a_pass_whose_baseline_was_not_timed_stays_with_torch(step_db, solved, t
             "DELETE FROM measurement WHERE kernel_id IN (SELECT id FROM kernel WHERE family = 'aten') "
             "AND problem_id IN (SELECT id FROM problem WHERE text LIKE 'conv2d_wgrad %')"
         )
-    trained = network()
-    reference, x = copy.deepcopy(trained).double(), images()
+    (trained, reference), x = with_reference(), images()
     compiled(trained, path)(x).square().sum().backward()
     assert_gradients_are_right(trained, reference, x)
     assert solved and not any(name.startswith("conv2d_wgrad ") for name in solved)

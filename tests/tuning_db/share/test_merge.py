@@ -5,7 +5,7 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from databases import CONV, LIBRARY, fill, identity, told
+from databases import CONV, LIBRARY, fill, identity, put_device, put_time, told
 
 from tuning_db import DatabaseError, Store
 from tuning_db.location import SCHEMA_VERSION
@@ -62,10 +62,9 @@ def one_kernel(path, compiler, median_us, error=None):
     with Store.create(path) as store:
         library = None if error else store.put_library(compiler.encode() * 99, compiler=compiler, **LIBRARY)
         kernel = store.put_kernel(identity("{}"), symbol="s", error=error, library_id=library and library.id)
-        device = store.put_device("d", "sm_90", flops_per_us=1.0, bytes_per_us=1.0)
+        device = put_device(store)
         if library:
-            ids = {"device_id": device.id, "problem_id": store.put_problem(CONV.format(n=1)).id}
-            store.put_measurement(**ids, kernel_id=kernel.id, status="ok", median_us=median_us)
+            put_time(store, device, CONV.format(n=1), kernel.id, median_us)
     return path
 
 
@@ -189,38 +188,34 @@ def test_packing_several_keeps_the_best_of_each(tmp_path):
         assert len(used) == packed.counts()["library"]
 
 
+def put_kernels_of(store, times, final):
+    """Add a kernel for each time, whether it was timed in the finals, and return the device and the last kernel."""
+    device = put_device(store, details={})
+    library = store.put_library(b"binary", compiler="c", **LIBRARY)
+    for us in times:
+        kernel = store.put_kernel(identity(json.dumps({"a": us})), symbol="s", library_id=library.id).id
+        put_time(store, device, CONV.format(n=1), kernel, float(us), launch={"z": 1}, final=final(us))
+    return device, kernel
+
+
+def packed_times(folder):
+    pack([folder / "all.db"], folder / "packed.db")
+    with Store.open(folder / "packed.db") as packed:
+        return [row.median_us for row in packed.ranking(packed.device("d"), CONV.format(n=1))]
+
+
 def test_packing_keeps_the_fastest_candidate_of_a_run_that_ended_before_its_finals(tmp_path):
-    problem = CONV.format(n=1)
     with Store.create(tmp_path / "all.db") as store:
-        device = store.put_device("d", "sm_90", flops_per_us=1.0, bytes_per_us=1.0, details={})
-        library = store.put_library(b"binary", compiler="c", **LIBRARY)
-        for us in range(10, 20):
-            kernel = store.put_kernel(identity(json.dumps({"a": us})), symbol="s", library_id=library.id)
-            store.put_measurement(
-                device_id=device.id, problem_id=store.put_problem(problem).id, kernel_id=kernel.id, launch={"z": 1},
-                status="ok", median_us=float(us), final=us > 14,
-            )  # fmt: skip
-    pack([tmp_path / "all.db"], tmp_path / "packed.db")
-    with Store.open(tmp_path / "packed.db") as packed:
-        assert [row.median_us for row in packed.ranking(packed.device("d"), problem)] == [15, 16, 17, 10]
+        put_kernels_of(store, range(10, 20), lambda us: us > 14)
+    assert packed_times(tmp_path) == [15, 16, 17, 10]
 
 
 def test_packing_keeps_the_measurements_that_plans_name(tmp_path):
-    problem = CONV.format(n=1)
     with Store.create(tmp_path / "all.db") as store:
-        device = store.put_device("d", "sm_90", flops_per_us=1.0, bytes_per_us=1.0, details={})
-        library = store.put_library(b"binary", compiler="c", **LIBRARY)
-        for us in range(10, 30):
-            kernel = store.put_kernel(identity(json.dumps({"a": us})), symbol="s", library_id=library.id)
-            store.put_measurement(
-                device_id=device.id, problem_id=store.put_problem(problem).id, kernel_id=kernel.id, launch={"z": 1},
-                status="ok", median_us=float(us),
-            )  # fmt: skip
-        slowest = {"layer": "one", "kernel": kernel.id, "launch": {"z": 1}, "us": 29.0}
+        device, kernel = put_kernels_of(store, range(10, 30), lambda us: False)
+        slowest = {"layer": "one", "kernel": kernel, "launch": {"z": 1}, "us": 29.0}
         store.put_plan(device_id=device.id, network="net n=1", median_us=1.0, spread_us=0.1, choices=[slowest])
-    pack([tmp_path / "all.db"], tmp_path / "packed.db")
-    with Store.open(tmp_path / "packed.db") as packed:
-        assert [row.median_us for row in packed.ranking(packed.device("d"), problem)] == [10, 11, 12, 29]
+    assert packed_times(tmp_path) == [10, 11, 12, 29]
 
 
 def test_a_difference_is_what_one_has_and_the_other_has_not(two, tmp_path):

@@ -1,13 +1,11 @@
 """Two databases that are kept in step: each gets what only the other has, once, also while others write."""
 
 import random
-import sqlite3
 import threading
 from collections import Counter
-from contextlib import closing
 
 import pytest
-from databases import CONV, LIBRARY, fill, identity
+from databases import CONV, LIBRARY, alter, fill, identity, put_device, put_time
 
 from tuning_db import DatabaseError, Store
 from tuning_db.share.snapshot import TABLES, comparable_rows, compiled_key, read
@@ -98,11 +96,7 @@ def kernel(store, compiler, source="0", error=None):
 
 
 def measure(store, row, median_us):
-    device = store.put_device("d", "sm_90", flops_per_us=1.0, bytes_per_us=1.0)
-    problem = store.put_problem(CONV.format(n=1))
-    store.put_measurement(
-        device_id=device.id, problem_id=problem.id, kernel_id=row.id, status="ok", median_us=median_us
-    )
+    put_time(store, put_device(store), CONV.format(n=1), row.id, median_us)
 
 
 def test_a_kernel_that_compiled_in_one_is_compiled_in_both(tmp_path):
@@ -226,11 +220,7 @@ def test_what_cannot_be_kept_in_step_is_refused(pair, tmp_path):
 
 
 def test_databases_that_contradict_each_other_stay_as_they_are(pair):
-    with closing(sqlite3.connect(pair[1])) as connection:
-        connection.execute("UPDATE device SET target = 'sm_80'")
-        connection.execute("DELETE FROM plan")
-        connection.execute("DELETE FROM measurement")
-        connection.commit()
+    alter(pair[1], "UPDATE device SET target = 'sm_80'", "DELETE FROM plan", "DELETE FROM measurement")
     before = [content(place) for place in pair]
     with pytest.raises(DatabaseError, match=r"'d' runs sm_.0 here and sm_.0 there"):
         Sync(*pair).run_pass()

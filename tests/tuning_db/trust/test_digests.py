@@ -3,14 +3,12 @@
 import hashlib
 import json
 import random
-import sqlite3
 import tracemalloc
 import zlib
-from contextlib import closing
 from functools import cache
 
 import pytest
-from databases import fill, rows
+from databases import alter, fill, rows
 from repository import ROOT
 
 from tuning_db import DatabaseError, Store
@@ -153,8 +151,6 @@ def test_a_damaged_row_is_not_passed_on(table, tmp_path):
     path, column = tmp_path / "a.db", {"kernel": "symbol", "measurement": "status", "plan": "network"}[table]
     with Store.create(path) as store:
         fill(store, 1)
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute(f"UPDATE {table} SET {column} = 'x' WHERE id = 2")
-        connection.commit()
+    alter(path, f"UPDATE {table} SET {column} = 'x' WHERE id = 2")
     with Store.open(path) as store, pytest.raises(DatabaseError, match=rf"a\.db: row 2 of table '{table}' is damaged"):
         read(store)

@@ -13,7 +13,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from databases import CONV, fill, renew_digests, rows
+from databases import CONV, alter, fill, renew_digests, rows
 
 from tuning_db import DatabaseError, Reader, Store, open_reader, shipped_databases
 from tuning_db.share import json_export
@@ -202,9 +202,7 @@ def test_every_change_of_what_running_reads_is_noticed(signed, change):
 @pytest.mark.parametrize("column", ["weight_layouts", "symbol"])
 def test_a_row_that_is_changed_behind_the_signature_is_refused_when_it_is_read(signed, column):
     path, public = signed
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute(f"UPDATE kernel SET {column} = '{{}}x'")
-        connection.commit()
+    alter(path, f"UPDATE kernel SET {column} = '{{}}x'")
     damaged = pytest.raises(DatabaseError, match=r"signed\.db: row 1 of table 'kernel' is damaged")
     with open_reader(path, [public]) as database, damaged:
         database.kernel(1)
@@ -213,9 +211,7 @@ def test_a_row_that_is_changed_behind_the_signature_is_refused_when_it_is_read(s
 def test_a_file_that_is_changed_while_it_is_open_does_not_get_in(signed):
     path, public = signed
     with open_reader(path, [public]) as database:
-        with closing(sqlite3.connect(path)) as connection:
-            connection.execute("UPDATE kernel SET symbol = 'evil'")
-            connection.commit()
+        alter(path, "UPDATE kernel SET symbol = 'evil'")
         renew_digests(path)
         with pytest.raises(DatabaseError, match="damaged"):
             database.kernel(1)
@@ -223,10 +219,7 @@ def test_a_file_that_is_changed_while_it_is_open_does_not_get_in(signed):
 
 def test_what_running_does_not_read_may_change(signed):
     path, public = signed
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE kernel SET source = source || 'x'")
-        connection.execute("UPDATE measurement SET samples_us = '[]', recorded = NULL")
-        connection.commit()
+    alter(path, "UPDATE kernel SET source = source || 'x'", "UPDATE measurement SET samples_us = '[]', recorded = NULL")
     open_reader(path, [public]).__exit__()
 
 
@@ -287,8 +280,6 @@ def test_signed_plans_that_changed_places_are_refused(key, tmp_path):
     public = sign(path, key)
     with Reader(path, [public]) as signed:
         assert signed.plan(signed.device(device.name), "net").median_us == 50
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE plan SET median_us = 150 - median_us")
-        connection.commit()
+    alter(path, "UPDATE plan SET median_us = 150 - median_us")
     with Reader(path, [public]) as signed, pytest.raises(DatabaseError, match="damaged or was changed"):
         signed.plan(signed.device(device.name), "net")

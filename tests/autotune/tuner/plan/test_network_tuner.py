@@ -8,7 +8,7 @@ import pytest
 import seed_network
 import torch
 from crossed_network import crossed_network
-from databases import with_wrong_kernel
+from databases import put_cpu, put_time, put_torch_kernel, with_wrong_kernel
 from processes import TUNED_BATCH
 from two_layer_network import LAYERS, NETWORK, VALLEYS, TableDevice
 
@@ -138,8 +138,7 @@ def test_a_kernel_of_the_plan_in_use_is_tried_in_all_layers_of_its_problem(store
     first, _ = NETWORK.layers
     layers = (first, replace(first, name="again", buffers={"x": "between", "y": OUTPUT}))
     twins = replace(NETWORK, identity=NetworkKey("twins"), layers=layers)
-    identity = {"family": "torch", "config": json.dumps({"number": 7, "c": 8}), "dtype": "f32"}
-    other = store.put_kernel(identity | {"epilogue": "none", "target": "any", "source": ""}, symbol="").id
+    other = put_torch_kernel(store, json.dumps({"number": 7, "c": 8}))
     choices = [
         {"layer": layer.name, "kernel": kernel, "launch": {}, "us": 1.0, "overlap": False}
         for layer, kernel in zip(layers, (other, made["first", 0]), strict=True)
@@ -222,14 +221,10 @@ class CountedDevice:
 def test_alternatives_that_wait_for_each_other_are_not_taken_together(store):
     """Neither in a search, nor where no plan was tuned; each alone is faster than the layers that it replaces."""
     network = crossed_network()
-    device = store.put_device(device_name(torch.device("cpu")), "cpu", flops_per_us=1.0, bytes_per_us=1.0)
+    device = put_cpu(store)
     for problem in {layer.problem for layer in network.all_layers}:
-        identity = {"family": "torch", "config": "{}", "dtype": "f16", "epilogue": str(problem.epilogue)}
-        kernel = store.put_kernel(identity | {"target": "any", "source": ""}, symbol="")
-        problem_id = store.put_problem(str(problem)).id
-        store.put_measurement(
-            device_id=device.id, problem_id=problem_id, kernel_id=kernel.id, status="ok", median_us=1.0, final=True
-        )
+        kernel = put_torch_kernel(store, "{}", dtype="f16", epilogue=str(problem.epilogue))
+        put_time(store, device, problem, kernel, final=True)
     layers, chosen = select(store, network, torch.device("cpu"))
     assert len(layers) == 3 and not chosen
     row = tune_network_plan(store, device, CountedDevice(), network)

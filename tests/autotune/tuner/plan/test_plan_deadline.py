@@ -7,12 +7,11 @@ import shutil
 from dataclasses import replace
 
 import pytest
-import torch
-from two_layer_network import NETWORK
+from databases import put_cpu, put_time, put_torch_kernel
+from two_layer_network import NETWORK, torch_relu
 
-from autotune.core import Deadline, OutOfTimeError, device_name
-from autotune.ir import INPUT, OUTPUT, WHOLE, Alternative, Layer, Network, NetworkKey, Operand, parse
-from autotune.ir.operators import OperatorCall, TorchCall, ValueRef
+from autotune.core import Deadline, OutOfTimeError
+from autotune.ir import INPUT, OUTPUT, WHOLE, Alternative, Layer, Network, NetworkKey, parse
 from autotune.measure import Result
 from autotune.tuner.plan.network_tuner import tune_network_plan
 from autotune.tuner.plan.plan_descent import MAX_TIME_RATIO
@@ -59,31 +58,20 @@ def deep(tmp_path_factory):
     device on which they are not."""
     draw = random.Random(1)
     problems = [parse(f"conv2d n=2 h=4 w=4 c={8 * (i + 1)} k=8 dtype=f32") for i in range(KINDS)]
+    between = [INPUT, *(f"b{i}" for i in range(1, DEEP)), OUTPUT]
     layers = tuple(
-        Layer(
-            f"{i}",
-            problems[i % KINDS],
-            {"x": f"b{i}" if i else INPUT, "y": f"b{i + 1}" if i < DEEP - 1 else OUTPUT},
-            {"weight": f"{i}.weight"},
-        )
+        Layer(f"{i}", problems[i % KINDS], {"x": between[i], "y": between[i + 1]}, {"weight": f"{i}.weight"})
         for i in range(DEEP)
     )
     us = [10.0 / (1 + i) for i in range(KINDS)]  # few problems take most of the time, as in a real network
     factors = [[1.0, *(draw.uniform(0.7, 1.3) for _ in range(KERNELS - 1))] for _ in range(KINDS)]
     path = tmp_path_factory.mktemp("deep") / "t.db"
     with Store.create(path) as store:
-        device = store.put_device(device_name(torch.device("cpu")), "cpu", flops_per_us=1.0, bytes_per_us=1.0)
+        device = put_cpu(store)
         for i, problem in enumerate(problems):
             for number in range(KERNELS):
-                identity = {"family": "torch", "config": json.dumps({"number": number, "of": i}), "dtype": "f32"}
-                row = store.put_kernel(identity | {"epilogue": "none", "target": "any", "source": ""}, symbol="")
-                store.put_measurement(
-                    device_id=device.id,
-                    problem_id=store.put_problem(str(problem)).id,
-                    kernel_id=row.id,
-                    status="ok",
-                    median_us=us[i] + number * 1e-6,
-                )
+                kernel = put_torch_kernel(store, json.dumps({"number": number, "of": i}))
+                put_time(store, device, problem, kernel, us[i] + number * 1e-6)
     return (
         path,
         Network(NetworkKey("deep"), layers, NETWORK.inputs, NETWORK.results),
@@ -109,25 +97,13 @@ def test_a_deep_network_is_settled_within_its_time_where_it_counts_most(deep, se
 
 def test_the_search_goes_on_in_the_time_that_the_comparison_with_torch_leaves(deep, tmp_path):
     path, network, make_device = deep
-    whole = TorchCall(
-        n=2,
-        calls=(OperatorCall("aten.relu.default", (ValueRef(0),)),),
-        inputs=(Operand("x", "input", (2, 8, 4, 4), "f32"),),
-        shape=(2, 8, 4, 4),
-        in_torch_order=("x",),
-        dtype="f32",
-    )
+    whole = torch_relu((2, 8, 4, 4))
     layer = Layer("the network", whole, {"x": INPUT, "y": OUTPUT})
     network = replace(network, alternatives=(Alternative(WHOLE, tuple(map(str, range(DEEP))), (layer,)),))
     device, seconds = make_device(), 4.0
     with Store.create(shutil.copy(path, tmp_path / "t.db")) as store:
         [row] = store.devices()
-        kernel = store.put_kernel(
-            {"family": "aten", "config": "{}", "dtype": "f32", "epilogue": "none", "target": "any", "source": ""},
-            symbol="",
-        )
-        measured = {"device_id": row.id, "problem_id": store.put_problem(str(whole)).id, "kernel_id": kernel.id}
-        store.put_measurement(**measured, status="ok", median_us=TORCH_US)
+        put_time(store, row, whole, put_torch_kernel(store, "{}", family="aten"), TORCH_US)
         plan = tune_network_plan(store, row, device, network, Deadline(seconds, 0.0, device.clock))
     [(compared, before_us)] = device.with_torch
     assert len(device.requests) > compared + 5  # the search behind the comparison

@@ -6,25 +6,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from two_layer_network import LAYERS, NETWORK, VALLEYS, TableDevice
+from databases import put_time, put_torch_kernel
+from two_layer_network import LAYERS, NETWORK, VALLEYS, TableDevice, torch_relu
 
 from autotune.core import Deadline, OutOfTimeError
-from autotune.ir import INPUT, OUTPUT, WHOLE, Alternative, Layer, Network, NetworkKey, Operand
-from autotune.ir.operators import OperatorCall, TorchCall, ValueRef
+from autotune.ir import INPUT, OUTPUT, WHOLE, Alternative, Layer, Network, NetworkKey
 from autotune.measure import THROTTLED, Result
 from autotune.runtime.selection import select
 from autotune.tuner import SLOWED, Searched, TuningTarget, missing, outcome_text
 from autotune.tuner.plan.network_tuner import Rivals, tune_network_plan
 from autotune_cli.tune_summary import plan_text
 
-CALL = TorchCall(
-    n=2,
-    calls=(OperatorCall("aten.relu.default", (ValueRef(0),)),),
-    inputs=(Operand("x", "input", (2, 8, 4, 4), "f32"),),
-    shape=(2, 8, 4, 4),
-    in_torch_order=("x",),
-    dtype="f32",
-)
+CALL = torch_relu((2, 8, 4, 4))
 WITH_TORCH = replace(
     NETWORK,
     alternatives=(Alternative(WHOLE, tuple(LAYERS), (Layer("the network", CALL, {"x": INPUT, "y": OUTPUT}),)),),
@@ -68,19 +61,9 @@ def torchs(store, kernels, trial_us, trial_details):
     device, _ = kernels
     made = {}
     for family, config in MODES.items():
-        identity = {"family": family, "config": config, "dtype": "f32", "epilogue": "none", "target": "any"}
-        row = store.put_kernel(identity | {"source": ""}, symbol="")
-        problem = store.put_problem(str(CALL))
-        store.put_measurement(
-            device_id=device.id,
-            problem_id=problem.id,
-            kernel_id=row.id,
-            status="ok",
-            median_us=trial_us,
-            final=True,
-            details=trial_details,
-        )
-        made[row.id] = family
+        kernel = put_torch_kernel(store, config, family=family)
+        put_time(store, device, CALL, kernel, trial_us, final=True, details=trial_details)
+        made[kernel] = family
     return made
 
 
@@ -224,10 +207,7 @@ def test_a_plan_whose_time_is_that_of_a_trial_beside_other_processes_is_to_be_ti
     target = replace(TuningTarget.of_device(torch.device("cpu")), name=device.name)
     for layer in WITH_TORCH.layers:
         kernel = store.ranking(device, str(layer.problem))[0].kernel_id
-        problem = store.put_problem(str(layer.problem)).id
-        store.put_measurement(
-            device_id=device.id, problem_id=problem, kernel_id=kernel, status="ok", median_us=1.0, final=True
-        )
+        put_time(store, device, layer.problem, kernel, final=True)
     assert missing(store, target, WITH_TORCH, Searched())
     now = tune_network_plan(store, device, DeviceWithTorch(VALLEYS | {"aten": 30.0, "inductor": 20.0}), WITH_TORCH)
     assert THROTTLED not in now.details and SLOWED not in outcome_text(now)
@@ -247,12 +227,8 @@ def test_a_run_that_ends_before_it_times_a_plan_leaves_torchs_fastest_trial(stor
 
 def test_a_region_compiled_by_inductor_has_a_spare_without_it(store, kernels, torchs):
     device, _ = kernels
-    network = Network(
-        NetworkKey("region"),
-        (Layer("region", CALL, {"x": INPUT, "y": OUTPUT}),),
-        NETWORK.inputs,
-        NETWORK.results,
-    )
+    layer = Layer("region", CALL, {"x": INPUT, "y": OUTPUT})
+    network = Network(NetworkKey("region"), (layer,), NETWORK.inputs, NETWORK.results)
 
     class Regions:
         def time_networks(self, network, plans, rounds):

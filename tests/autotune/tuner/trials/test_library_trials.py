@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cudnn_records import CONFIG, TEXT
 
 from autotune.core import NEVER, device_target
 from autotune.ir import parse
@@ -11,12 +12,6 @@ from autotune.tuner import LibraryCandidates
 from tuning_db import Store
 
 CPU = torch.device("cpu")
-
-
-TEXT = "conv2d n=2 h=5 w=4 c=6 k=8 r=3 s=3 pad=1 dtype=f32 epilogue=bias,relu"
-
-
-CONFIG = {"plan": "eng4_k24=26", "bias": "f32", "workspace_bytes": 0, "made_by": "cuDNN 9.19.0, frontend 1.28.0"}
 
 
 @pytest.mark.process
