@@ -114,10 +114,8 @@ def tune_network_plan(
     if saved is None:
         recorder.record_if_faster(winners, first_results[0])
     parts = network.without_whole
-    starts = [
-        winners,
-        *(plan for plan in _other_starts(store, device, parts, winners, known, descend) if timer.runs(plan)),
-    ]
+    further = _other_starts(store, device, parts, winners, known, descend)
+    starts = [winners, *(plan for plan in further if timer.runs(plan))]
     if in_use and not _is_whole(in_use, network):
         if timer.runs(in_use):
             starts.append(in_use)
@@ -266,14 +264,9 @@ def _other_starts(
 
 
 def _conclude(
-    timer: PlanTimer,
-    recorder: PlanRecorder,
-    winners: PlanState,
-    plans: Sequence[PlanState],
-    rivals: Callable[[], Rivals],
-    search: PlanDescent | None,
-    until: Deadline,
-) -> None:
+    timer: PlanTimer, recorder: PlanRecorder, winners: PlanState, plans: Sequence[PlanState],
+    rivals: Callable[[], Rivals], search: PlanDescent | None, until: Deadline,
+) -> None:  # fmt: skip
     """Record the fastest of some plans and torch's operators, and search on in the time that is left.
 
     The comparison with torch seldom takes all the time that was kept for it.
