@@ -71,7 +71,7 @@ def _channel_order(problem: SpaceToDepth, moves: list[fx.Node]) -> list[int] | N
     c, h, w = problem.c, problem.h, problem.w
     if c * h * w > _MOST_ELEMENTS:
         return None
-    image = torch.arange(c * h * w, dtype=torch.float32).view(1, c, h, w).repeat(n, 1, 1, 1)
+    image = torch.arange(c * h * w, dtype=torch.float32, device="cpu").view(1, c, h, w).repeat(n, 1, 1, 1)
     expected = problem.reference({"x": image}, ())
     for node in moves:
         # A trace leaves out copies, so that what it views may not be contiguous.

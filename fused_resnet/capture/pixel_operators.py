@@ -112,7 +112,9 @@ def _ratio(size: int, made: int, factor: float | None, corners: bool) -> tuple[i
 
 def _takes_the_same_pixels(node: fx.Node, problem: Upsample) -> bool:
     """Return whether torch, whose positions are rounded to float32, takes the pixels that the problem says."""
-    rows, columns = torch.meshgrid(torch.arange(problem.h), torch.arange(problem.w), indexing="ij")
+    rows, columns = torch.meshgrid(
+        *(torch.arange(size, device="cpu") for size in (problem.h, problem.w)), indexing="ij"
+    )
     image = torch.stack([rows, columns])[None].float()
     taken = node.target(image, *node.args[1:], **node.kwargs)  # type: ignore[operator]
     return torch.equal(taken.movedim(1, -1), problem.reference({"x": image.movedim(1, -1)}, ()))

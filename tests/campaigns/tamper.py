@@ -115,8 +115,10 @@ def main(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base.db"
         shutil.copy(options.db, base)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
         batch = add_plan(base)
-        trial = Trial(batch)
+        trial = Trial(batch, threads)
         if trial.run(base) != ("right", ""):
             raise DatabaseError(f"{options.db} does not run as it is: {trial.run(base)[1]}")
         chosen = [
@@ -159,15 +161,15 @@ def sample(cases: Sequence[Case], count: int | None, rng: random.Random) -> Sequ
 class Trial:
     """Runs the network from databases, each time in a new process, and compares the results.
 
-    This process computes on one thread: the threads of OpenMP would be missing in the processes that it forks.
+    This process must compute on one thread: the threads of OpenMP would be missing in the processes that it forks.
 
     Args:
         batch: The batch size.
+        threads: Threads of the processes.
     """
 
-    def __init__(self, batch: int) -> None:
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)
+    def __init__(self, batch: int, threads: int) -> None:
+        self._threads = threads
         self._source = Captured(se_resnet9_fixup.randomize(se_resnet9_fixup.build(), 0))
         self._x = torch.randn(batch, 3, 64, 64, generator=torch.Generator().manual_seed(1))
         values = in_child(self._expected)

@@ -68,6 +68,13 @@ def test_containers_are_those_of_the_call(empty_db, refuse):
         torch.testing.assert_close(one, model(*given))
 
 
+def test_a_default_device_changes_nothing():
+    model = se_resnet9_fixup.build()
+    expected = capture(model, (2, 3, 64, 64), "f32")
+    with torch.device("meta"):
+        assert capture(model, (2, 3, 64, 64), "f32") == expected
+
+
 class Waits(nn.Module):
     """Lets another thread call the module while it is traced."""
 
