@@ -27,7 +27,7 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,11 +112,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     warnings.filterwarnings("ignore", message=".*is not tuned")
     rng, record = random.Random(options.seed), provenance(torch.device("cpu"))
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, one_thread() as threads:
         base = Path(folder) / "base.db"
         shutil.copy(options.db, base)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
         batch = add_plan(base)
         trial = Trial(batch, threads)
         if trial.run(base) != ("right", ""):
@@ -156,6 +154,17 @@ def sample(cases: Sequence[Case], count: int | None, rng: random.Random) -> Sequ
     if count is None or count >= len(cases):
         return cases
     return [cases[i] for i in sorted(rng.sample(range(len(cases)), count))]
+
+
+@contextmanager
+def one_thread() -> Iterator[int]:
+    """Let torch compute on one thread in this process; yield the number of threads before."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield threads
+    finally:
+        torch.set_num_threads(threads)
 
 
 class Trial:

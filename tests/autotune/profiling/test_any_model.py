@@ -125,7 +125,7 @@ MISTAKES = [
     (["--model", "FILE:branches", "--input", "3,9,8", "--db", "EMPTY"], "cannot be traced for an input of"),
     (["--model", "FILE:net", "--input", "3,0,8"], "'3,0,8' is not a shape: write C,H,W"),
     (["--model", "FILE:net", "--input", "3,9,8", "--layer", "1.con*x"], "no layer matches '1.con*x'"),
-    (["--input", "3,9,8"], "--input is for captured models"),
+    (["--input", "3,9,8"], "se_resnet9_fixup does not take an input of 8x3x9x8"),
     (["--layer", "stem", "--compile"], "--layer finds nothing with --compile"),
     (["--json", "FILE/a.json"], "cannot be written"),
     (["--html", "FOLDER"], "is a folder: name a file in it"),
