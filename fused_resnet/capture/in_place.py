@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from autotune.core import CaptureError, in_one_line
 from fused_resnet.capture.graph_trace import TracedGraph
 from fused_resnet.capture.nodes import memory, name_of, path, written
-from fused_resnet.capture.result_sizes import result
+from fused_resnet.capture.result_sizes import result, without_data
 
 _MAYBE_VIEWS = {"reshape", "reshape_as", "contiguous", "alias", "flatten", "ravel", "to"}
 """Operators that return a view where the order in memory allows it, and otherwise a copy; see AsOperators for alias."""
@@ -140,7 +140,7 @@ def _function_of(node: fx.Node, targets: list[fx.Node]) -> torch._ops.OpOverload
     function: torch._ops.OpOverload | None = next((one for one in overloads if _takes(one) == _takes(operator_)), None)
     if function is None:
         return None
-    given = fx.map_arg((node.args, node.kwargs), lambda one: _on_meta(one.meta["val"]))
+    given = fx.map_arg((node.args, node.kwargs), lambda one: _without_data(one.meta["val"]))
     try:
         made = result(function, *given)
     except Exception:  # not every operator runs on the meta device
@@ -153,11 +153,9 @@ def _takes(operator_: torch._ops.OpOverload) -> list[tuple[str, str]]:
     return [(argument.name, str(argument.type)) for argument in operator_._schema.arguments]
 
 
-def _on_meta(value: Any) -> Any:
-    """Return a tensor without memory in place of a traced one; other values as they are."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+def _without_data(value: Any) -> Any:
+    """Return a tensor without data in place of a traced one; other values as they are."""
+    return without_data(value) if isinstance(value, torch.Tensor) else value
 
 
 def ambiguous_views(graph: fx.Graph) -> list[tuple[str, bool]]:

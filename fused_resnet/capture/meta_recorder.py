@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from autotune.core import CaptureError
 from fused_resnet.capture.recorder import Recorder
-from fused_resnet.capture.result_sizes import META, result
+from fused_resnet.capture.result_sizes import META, result, without_data
 
 _CALLS = {nn.Module._call_impl.__code__, nn.Module._wrapped_call_impl.__code__}
 """Code of nn.Module that calls a forward."""
@@ -27,7 +27,7 @@ def meta(one: torch.Tensor) -> torch.Tensor:
     """
     if type(one) not in (torch.Tensor, nn.Parameter, nn.Buffer) or one.layout is not torch.strided:
         raise CaptureError(f"a tensor is a {type(one).__name__} of the layout {one.layout}")
-    return torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=META)
+    return without_data(one)
 
 
 class MetaRecorder(Recorder):

@@ -20,6 +20,11 @@ META = torch.device("meta")
 _aten = torch.ops.aten
 
 
+def without_data(one: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without data that has the shape, strides and dtype of another one."""
+    return torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=META)
+
+
 def result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the result of an operator on tensors without data.
 
