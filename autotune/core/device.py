@@ -54,7 +54,7 @@ class Architecture:
 
     @property
     def is_cuda(self) -> bool:
-        """Whether kernels are device images."""
+        """Whether kernels are device images for a GPU, and not shared libraries for a CPU."""
         return self.capability is not None
 
     def processors_for(self, cluster: int) -> int:

@@ -1,4 +1,4 @@
-"""What is right for a problem: its reference, other problems with the same result, and the error of kernels' sums.
+"""The reference of a problem, the problems with the same result, and bounds of the rounding error of sums.
 
 The reference is the operator's definition in plain torch, followed by its epilogue.
 

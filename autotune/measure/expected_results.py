@@ -1,4 +1,4 @@
-"""What a candidate has to compute: the reference, and NaN and infinities where the reference has them.
+"""Expected results: the reference of a problem, slice by slice, with NaN and infinities in the same places.
 
 The reference is computed slice by slice over the batch, so that a large batch needs little memory. In
 float64 the result of a layer in bytes takes eight times its memory, and so does what each step of the epilogue returns.

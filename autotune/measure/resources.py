@@ -1,4 +1,4 @@
-"""What a candidate takes of a device beside its time, and what slows the device down while it is measured.
+"""Resources that a candidate takes besides time, and the state of the device while it is measured.
 
 A candidate takes host time, energy and memory. For a GPU what slows it down is NVML's view: clocks, temperature, power,
 energy, and reasons for slower clocks. For a CPU it is the load of other processes.

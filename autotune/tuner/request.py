@@ -1,4 +1,4 @@
-"""What a tuning run is asked for: problems, objectives, limits and choices, and the part that a database lacks."""
+"""The request of a tuning run: problems, objectives, limits and options, and the problems that a database lacks."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from fused_resnet.capture.graph_trace import TracedGraph, traced
 from fused_resnet.capture.meta_recorder import MetaRecorder, meta
 
 _LEAVES = (torch.Tensor, bool, int, float, str, type(None))
-"""What a forward may return in its containers."""
+"""Types of the values that a forward may return, alone or in containers."""
 
 
 def trace_module(

@@ -1,4 +1,4 @@
-"""What a candidate has to compute: NaN and infinities as the reference has them, and the reference in slices."""
+"""Expected results: NaN and infinities in the places of the reference, and the reference in slices."""
 
 import math
 import re

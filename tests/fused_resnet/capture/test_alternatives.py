@@ -330,7 +330,7 @@ def test_layers_that_only_look_alike_are_not_replaced(model, shape, store):
 
 
 def long(value):
-    """A chain with so many scalars that one kernel does not take two of them."""
+    """Return a chain of so many scalars that no kernel takes the scalars of two such chains."""
     return ((value * 0.5 + 0.1).clamp(-1, 1) * 2 + 0.3).clamp(-2, 2)
 
 

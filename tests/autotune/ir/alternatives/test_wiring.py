@@ -1,4 +1,4 @@
-"""Who makes and reads the tensors of a network."""
+"""Wiring: the layers that write and read each tensor of a network."""
 
 from autotune.ir import Epilogue, Layer
 from autotune.ir.alternatives.wiring import Wiring, common_name
