@@ -228,7 +228,7 @@ class PlanDescent:
             neighbors = self._neighbors(move, plan)
             most = self._timer.num_plans(seconds) - (0 if taken else 1)
             kept = neighbors if math.isinf(most) else neighbors[: max(0, int(most))]
-            if len(kept) == len(neighbors):
+            if neighbors and len(kept) == len(neighbors):
                 self._tried.add(_identity(move))
             if kept:
                 found.append(_Neighbors(move, kept))
