@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -20,12 +21,13 @@ from autotune.core.device_turn import turn
 from autotune.ir import TENSOR_DTYPES, ConstantSource, Network, Problem
 from autotune.measure.protocol import LayerAssignment, Result, timed
 from autotune.measure.resources import Monitor
-from autotune.measure.timers import interleave, replay_sampler, stream_of, throttling
+from autotune.measure.timers import Call, Sampler, interleave, replay_sampler, stream_of, throttling
 from autotune.measure.verify import random_tensor
 from autotune.runtime import (
     BoundLayer,
     BoundStep,
     Candidate,
+    CapturedLayers,
     KernelChoice,
     TensorSlot,
     TorchGraph,
@@ -38,10 +40,27 @@ from autotune.runtime import (
 )
 from autotune.runtime.engine import EngineError
 
+_Plan = tuple[int, ...]
+
+_KEPT_GRAPHS = 32
+"""Graphs of torch that a bench keeps; each has memory of its own."""
 _CHECKS = 2
 """Runs of a plan that have to give the same bits."""
 _NAN_BYTE = 0xFF
 """A floating-point number of such bytes is NaN."""
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A plan that can be timed.
+
+    Attributes:
+        replay: Runs it once.
+        sampler: Its warm sampler.
+    """
+
+    replay: Call
+    sampler: Sampler
 
 
 class NetworkBench:
@@ -77,35 +96,42 @@ class NetworkBench:
                 elif layer.buffers[operand.name] in self._callers:
                     self._callers[layer.buffers[operand.name]] = random_tensor(operand, generator)
             self._state |= dict.fromkeys(layer.scalars, torch.full((1,), 0.5))
+        self._copies = [torch.empty_like(tensor) for tensor in self._callers.values()]
         self._bound: dict[str, BoundLayer] = {}
-        self._checked: set[tuple[int, ...]] = set()
+        self._checked: set[_Plan] = set()
+        self._ready: dict[_Plan, _Ready] = {}
+        self._captured: dict[_Plan, TorchGraph] = {}
         self._monitor = Monitor(device)
 
     def compare(self, plans: Sequence[Sequence[LayerAssignment]], rounds: int) -> list[Result]:
         """Time several plans, each with one assignment for each layer in order, in interleaved rounds.
+
+        The plans of the comparison before need no capture and no warm-up: one of them is what a search changes next.
 
         Returns:
             A result for each plan. That of the fastest plan is "wrong" if the plan computes other bits than its kernels
             one after the other.
         """
         bound = [[self._bind(one) for one in plan] for plan in plans]
-        replays = [self._replay(layers) for layers in bound]
+        known, self._ready = self._ready, {}
         with turn(self.device):
             self._monitor.begin()  # before the warm-up: one round is too short to tell the load of a CPU
-            samplers = [replay_sampler(replay, self.device) for replay in replays]
-            taken = interleave(samplers, rounds, self._monitor.slowed)
+            for layers in bound:
+                self._ready[_key(layers)] = known.get(_key(layers)) or self._warm(layers)
+            ready = [self._ready[_key(layers)] for layers in bound]
+            taken = interleave([one.sampler for one in ready], rounds, self._monitor.slowed)
         results = [timed(samples, throttling(taken, i)) for i, samples in enumerate(taken.samples)]
         best = min(range(len(plans)), key=lambda i: results[i].median_us or math.inf)
-        if not self._is_right(bound[best], replays[best]):
+        if not self._is_right(bound[best], ready[best].replay):
             results[best] = Result("wrong", "the kernels compute another result together than one after the other")
         return results
 
-    def _is_right(self, bound: Sequence[BoundLayer], replay: Callable[[], None]) -> bool:
+    def _is_right(self, bound: Sequence[BoundLayer], replay: Call) -> bool:
         """Return whether a plan repeats what its kernels compute; a plan that does is not run again.
 
         Operators of libraries may add in any order, so a plan with one of them counts as right.
         """
-        key = tuple(map(id, bound))  # self._bound keeps the layers
+        key = _key(bound)
         if key in self._checked or not all(layer.step.kernel for layer in bound):
             return True
         if not self._repeats(bound, replay):
@@ -113,7 +139,7 @@ class NetworkBench:
         self._checked.add(key)
         return True
 
-    def _repeats(self, bound: Sequence[BoundLayer], replay: Callable[[], None]) -> bool:
+    def _repeats(self, bound: Sequence[BoundLayer], replay: Call) -> bool:
         """Return whether runs of the network give the bits that its kernels give one after the other.
 
         All tensors that a run writes hold NaN before it. Kernels are deterministic: those that are not fail alone.
@@ -126,7 +152,7 @@ class NetworkBench:
             for layer in bound:
                 layer.step.run(stream, slots)
 
-        def outcome(run: Callable[[], None]) -> list[torch.Tensor]:
+        def outcome(run: Call) -> list[torch.Tensor]:
             for tensor in written:
                 _bytes(tensor).fill_(_NAN_BYTE)
             run()
@@ -135,17 +161,31 @@ class NetworkBench:
         expected = outcome(one_by_one)
         return all(all(map(torch.equal, expected, outcome(replay))) for _ in range(_CHECKS))
 
-    def _replay(self, bound: Sequence[BoundLayer]) -> Callable[[], None]:
-        """Return one run of the network: on a GPU our CUDA graph if all kernels are ours, else one of torch's."""
+    def _warm(self, bound: Sequence[BoundLayer]) -> _Ready:
+        replay = self._replay(bound)
+        return _Ready(replay, replay_sampler(replay, self.device))
+
+    def _replay(self, bound: Sequence[BoundLayer]) -> Call:
+        """Return one run of the network as a FusedResNet runs it: on a GPU as a CUDA graph."""
         slots = list(self._callers.values())
         if self.device.type != "cuda":
             runs = make_runs(bound)
             return lambda: execute(runs, 0, slots)
+        stream = torch.cuda.current_stream(self.device).cuda_stream
         if all(item.step.kernel for item in bound):
-            graph, stream = make_graph(bound, self.device), torch.cuda.current_stream(self.device).cuda_stream
-            addresses = [tensor.data_ptr() for tensor in slots]
-            return lambda: graph.run(stream, addresses)
-        return TorchGraph(make_runs(bound), self.device, slots).replay
+            graphs = [make_graph(bound, self.device)]
+            return lambda: execute(graphs, stream, slots)
+        captured = CapturedLayers(bound, self.network.callers, self.device, (), self._copies, self._graph_of_torch)
+        return lambda: execute(captured.runs, stream, slots)  # it holds the memory of torch's graph
+
+    def _graph_of_torch(self, bound: Sequence[BoundLayer]) -> TorchGraph:
+        """Return torch's graph of some layers, which is captured once: most plans of a search have the same ones."""
+        key = _key(bound)
+        if key not in self._captured:
+            if len(self._captured) == _KEPT_GRAPHS:
+                del self._captured[next(iter(self._captured))]
+            self._captured[key] = TorchGraph(make_runs(bound), self.device, self._copies)
+        return self._captured[key]
 
     def _bind(self, assignment: LayerAssignment) -> BoundLayer:
         key = f"{assignment}"
@@ -164,6 +204,11 @@ class NetworkBench:
             except EngineError as error:
                 raise LayerError(layer.name, error) from error
         return self._bound[key]
+
+
+def _key(bound: Sequence[BoundLayer]) -> _Plan:
+    """Return what identifies layers of a bench, which keeps all that it has bound."""
+    return tuple(map(id, bound))
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

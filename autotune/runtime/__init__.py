@@ -1,6 +1,7 @@
 """From records and a database to launches. Needs no compiler and no Jinja."""
 
 from autotune.runtime.binding import Binary, BoundStep, Candidate, TensorSlot, bind, candidate
+from autotune.runtime.captured_layers import CapturedLayers
 from autotune.runtime.executor import ACCESS, ExecutionContext, close, count
 from autotune.runtime.network_plan import (
     ActivationPlace,
@@ -34,6 +35,7 @@ __all__ = [
     "BoundLayer",
     "BoundStep",
     "Candidate",
+    "CapturedLayers",
     "ExecutionContext",
     "KernelChoice",
     "NetworkPlan",

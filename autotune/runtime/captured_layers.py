@@ -6,14 +6,14 @@ caller therefore works on a copy of this tensor, and the engine's graph has a no
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from autotune.runtime.binding import BoundStep
 from autotune.runtime.engine import Graph
-from autotune.runtime.network_plan import Executable, NetworkPlan, add_kernels, make_runs
+from autotune.runtime.network_plan import BoundLayer, Executable, add_kernels, make_runs
 from autotune.runtime.torch_capture import TorchGraph
 
 
@@ -36,32 +36,45 @@ class CapturedLayers:
     """The layers of a plan from the first to the last one on torch's operators, captured by torch.
 
     Args:
-        plan: The plan; at least one of its layers has no native kernel.
+        bound: The layers of the plan in order; at least one of them has no native kernel.
+        callers: Buffer names of the caller's tensors, which are the first slots.
+        device: The GPU.
         slots: Address of each slot that is the same in every run, and None for the caller's tensors.
         tensors: The tensors in the slots. In the slots of the caller's tensors are tensors like them, which become the
             copies.
+        capture: Returns torch's graph of some layers on these tensors; by default a new one.
+
+    Attributes:
+        runs: The plan as executables: one CUDA graph if the engine can launch what torch captured.
 
     Raises:
         RuntimeError: One of torch's operators cannot be captured.
     """
 
-    def __init__(self, plan: NetworkPlan, slots: Sequence[int | None], tensors: Sequence[torch.Tensor]) -> None:
-        on_torch = [i for i, item in enumerate(plan.bound) if not item.step.kernel]
+    def __init__(
+        self,
+        bound: Sequence[BoundLayer],
+        callers: Sequence[str],
+        device: torch.device,
+        slots: Sequence[int | None],
+        tensors: Sequence[torch.Tensor],
+        capture: Callable[[Sequence[BoundLayer]], TorchGraph] | None = None,
+    ) -> None:
+        on_torch = [i for i, item in enumerate(bound) if not item.step.kernel]
         first, end = on_torch[0], on_torch[-1] + 1
-        self._before, captured, self._after = plan.bound[:first], plan.bound[first:end], plan.bound[end:]
+        self._before, captured, self._after = bound[:first], bound[first:end], bound[end:]
         self._writes = {name for item in captured for name in item.layer.writes}
         self._reads = {name for item in captured for name in item.layer.reads} - self._writes
 
         def copies(names: Collection[str]) -> list[_Copy]:
-            places = enumerate(plan.network.callers)
-            return [_Copy(name, slot, tensors[slot]) for slot, name in places if name in names]
+            return [_Copy(name, slot, tensors[slot]) for slot, name in enumerate(callers) if name in names]
 
         self._inputs, self._results = copies(self._reads), copies(self._writes)
-        self._device, self._slots = plan.device, slots
-        self._graph = TorchGraph(make_runs(captured, slots), plan.device, tensors)
+        self._device, self._slots = device, slots
+        self._graph = capture(captured) if capture else TorchGraph(make_runs(captured, slots), device, tensors)
+        self.runs = self._executables()
 
-    def runs(self) -> list[Executable]:
-        """Return the plan as executables: one CUDA graph if the engine can launch what torch captured."""
+    def _executables(self) -> list[Executable]:
         if self._graph.handle is not None:
             return [self._joined(self._graph.handle)]
         replay = BoundStep("captured", function=self._replay)

@@ -134,9 +134,15 @@ class ExecutionContext:
     def _captured(self, slots: Sequence[int | None]) -> list[Executable]:
         """Return the runs with the layers on torch's operators captured; without a capture if torch refuses it."""
         likes = [*self.plan.empty_inputs(), *(_channels_last_view(torch.empty_like(y)) for y in self.templates)]
+        plan, tensors = self.plan, [*likes, *self._tensors]
+        make = partial(CapturedLayers, plan.bound, plan.network.callers, plan.device, slots, tensors)
         try:
-            self._on_torch = CapturedLayers(self.plan, slots, [*likes, *self._tensors])
-            return self._on_torch.runs()
+            try:
+                self._on_torch = make()
+            except torch.OutOfMemoryError:
+                torch.cuda.empty_cache()  # memory that is free in other pools of torch
+                self._on_torch = make()
+            return self._on_torch.runs
         except torch.OutOfMemoryError:
             raise  # it may work when there is memory again
         except (RuntimeError, LayerError) as error:  # such as a layer that reads a value on the host

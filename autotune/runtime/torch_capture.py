@@ -72,11 +72,14 @@ class TorchGraph:
             self._draws = generator.get_offset() != drawn
             place = _take(device)
             weakref.finalize(self, _give_back, device, place).atexit = False
-            # thread_local: other threads may synchronize with their streams while this one captures.
-            with torch.cuda.graph(
-                self._graph, place.keeper.pool(), stream=place.stream, capture_error_mode="thread_local"
-            ):
-                execute(runs, place.stream.cuda_stream, slots)
+            with torch.cuda.stream(place.stream):
+                # torch.cuda.graph would return all free memory to the driver, which takes milliseconds.
+                # thread_local: other threads may synchronize with their streams while this one captures.
+                self._graph.capture_begin(place.keeper.pool(), capture_error_mode="thread_local")
+                try:
+                    execute(runs, place.stream.cuda_stream, slots)
+                finally:
+                    self._graph.capture_end()
             torch.cuda.synchronize()
 
     @property
