@@ -5,7 +5,8 @@ import pytest
 import torch
 from faults import PROBLEM
 from kernels import tried
-from pool_networks import NETWORK, plan
+from pool_networks import NETWORK, SECOND, plan
+from torch.nn.functional import avg_pool2d
 
 from autotune.ir import parse
 from autotune.libraries import aten
@@ -66,6 +67,21 @@ def test_a_plan_whose_kernels_are_right_alone_only_is_wrong(faulty):
     for overlap, status in [(False, "ok"), (True, "wrong"), (False, "ok")]:
         [result] = bench.compare([plan(faulty("ends_late"), faulty("good"), overlap)], 3)
         assert result.status == status, result.error
+
+
+def test_plans_with_layers_on_torch_are_timed_as_they_run(faulty):
+    """Torch's layer reads the caller's input and writes its result: the graph copies both."""
+    bench = NetworkBench(NETWORK, torch.device("cuda:0"))
+    on_torch = Candidate(aten.FAMILY, '{"memory_format": "channels_last"}', "")
+    plans = [plan(on_torch, faulty("good")), plan(faulty("good"), on_torch), plan(on_torch, on_torch)]
+    for several in (plans, plans[::-1], plans[:1]):
+        x, y = bench._callers.values()
+        y.fill_(torch.nan)
+        for result in bench.compare(several, 3):
+            assert result.status == "ok", result.error
+        first = avg_pool2d(x.permute(0, 3, 1, 2).double(), PROBLEM.r, PROBLEM.stride, PROBLEM.pad)
+        expected = avg_pool2d(first, SECOND.r, SECOND.stride, SECOND.pad).permute(0, 2, 3, 1)
+        torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_every_way_of_timing_works(faulty):
