@@ -1,8 +1,9 @@
 """Time calls of FusedResNet for `compare_checkouts`; run as a script, with one checkout on PYTHONPATH.
 
 It uses only what every version of the project has, because it runs with the modules of the checkout under test.
-Arguments: a JSON list of cases, each {"model", "batch", "db"}. For each line on standard input, the number of a case,
-it prints the microseconds of one call, measured over back-to-back calls. Without a GPU it measures on the CPU.
+Arguments: a JSON list of cases, each {"model", "batch", "db", "kind"}. For each line on standard input, the number
+of a case, it prints the microseconds of one call, measured over back-to-back calls. Without a GPU it measures on the
+CPU.
 """
 
 from __future__ import annotations
@@ -22,30 +23,77 @@ SAMPLE_US = 20_000.0
 """Time of one sample: long against the switch from the other checkout's process."""
 
 
-def build(case: dict[str, str]) -> tuple[FusedResNet, torch.Tensor]:
+def build(case: dict[str, str]) -> Callable[[], torch.Tensor]:
+    """Return what runs a case once, and its result."""
     torch.manual_seed(0)
-    model, batch = case["model"], int(case["batch"])
-    if model.startswith("torchvision:"):
-        import torchvision
+    size = 64 if case["model"] == "se_resnet9_fixup" else 224
+    shape = (int(case["batch"]), 3, size, size)
+    return build_step(case, shape) if case["kind"] == "step" else build_network(case, shape)
 
-        plain = getattr(torchvision.models, model.partition(":")[2])().eval()
-        network, shape = FusedResNet.from_model(plain, case["db"]), (batch, 3, 224, 224)
+
+def build_network(case: dict[str, str], shape: tuple[int, ...]) -> Callable[[], torch.Tensor]:
+    if case["model"] == "se_resnet9_fixup":
+        network = FusedResNet(case["db"])
+        randomize(network)
+    elif case["kind"] == "int8":
+        images = [torch.randn(8, *shape[1:]).to(DEVICE) for _ in range(2)]
+        module = torchvision_model(case["model"]).eval().to(DEVICE)
+        network = FusedResNet.from_model(module, case["db"], precision="int8", calibration=images)
     else:
-        network, shape = FusedResNet(case["db"]), (batch, 3, 64, 64)
-        with torch.no_grad():  # some parameters start as zero, and zeros take less power
-            for tensor in network.parameters():
-                tensor.copy_(0.05 * torch.randn_like(tensor))
+        network = FusedResNet.from_model(torchvision_model(case["model"]).eval(), case["db"])
     dtype = torch.float16 if DEVICE == "cuda" else torch.float32
-    return network.to(DEVICE, dtype).eval(), torch.randn(shape).to(DEVICE, dtype)
+    network, x = network.to(DEVICE, dtype).eval(), torch.randn(shape).to(DEVICE, dtype)
+
+    def run() -> torch.Tensor:
+        with torch.inference_mode():
+            return network(x)
+
+    return run
 
 
-def sample_us(network: FusedResNet, x: torch.Tensor, calls: int) -> float:
+def build_step(case: dict[str, str], shape: tuple[int, ...]) -> Callable[[], torch.Tensor]:
+    """Return a forward and a backward pass; its result is the loss."""
+    if case["model"] == "se_resnet9_fixup":
+        model = FusedResNet(case["db"])
+        randomize(model)
+        model = step = model.to(DEVICE, memory_format=torch.channels_last).train()
+    else:
+        model = torchvision_model(case["model"]).to(DEVICE, memory_format=torch.channels_last).train()
+        step = torch.compile(model, backend="autotune", dynamic=False, options={"tuning_db": case["db"]})
+    x = torch.randn(shape, device=DEVICE).contiguous(memory_format=torch.channels_last)
+    parameters = list(model.parameters())
+
+    def run() -> torch.Tensor:
+        for parameter in parameters:
+            parameter.grad = None
+        with torch.autocast(DEVICE, torch.float16, enabled=DEVICE == "cuda"):
+            loss = step(x).float().square().mean()
+        loss.backward()
+        return loss.detach()
+
+    return run
+
+
+def torchvision_model(name: str) -> torch.nn.Module:
+    import torchvision
+
+    return getattr(torchvision.models, name.removeprefix("torchvision:"))()
+
+
+@torch.no_grad()
+def randomize(module: torch.nn.Module) -> None:
+    """Give parameters random values: some start as zero, and zeros take less power."""
+    for tensor in module.parameters():
+        tensor.copy_(0.05 * torch.randn_like(tensor))
+
+
+def sample_us(run: Callable[[], torch.Tensor], calls: int) -> float:
     for _ in range(max(3, calls // 4)):  # clocks and caches after the other process
-        y = network(x)
+        y = run()
     clock = _device_clock if DEVICE == "cuda" else _host_clock
     elapsed_us = clock()
     for _ in range(calls):
-        y = network(x)
+        y = run()
     us = elapsed_us() / calls
     assert torch.isfinite(y).all()
     return us
@@ -71,13 +119,12 @@ def _host_clock() -> Callable[[], float]:
 def main() -> None:
     warnings.simplefilter("ignore")
     cases = json.loads(sys.argv[1])
-    built = [build(case) for case in cases]
-    with torch.inference_mode():
-        calls = [max(3, int(SAMPLE_US / sample_us(network, x, 20))) for network, x in built]
-        print("ready", flush=True)
-        for line in sys.stdin:
-            number = int(line)
-            print(sample_us(*built[number], calls[number]), flush=True)
+    runs = [build(case) for case in cases]
+    calls = [max(3, int(SAMPLE_US / sample_us(run, 20))) for run in runs]
+    print("ready", flush=True)
+    for line in sys.stdin:
+        number = int(line)
+        print(sample_us(runs[number], calls[number]), flush=True)
 
 
 if __name__ == "__main__":

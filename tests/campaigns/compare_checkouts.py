@@ -35,15 +35,21 @@ from autotune_cli.main import run_program
 from autotune_cli.record import ROOT, provenance, write
 
 CHILD = Path(__file__).with_name("checkout_child.py")
+KINDS = ("network", "int8", "step")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A network to time. db: path of the database, relative to each checkout."""
+    """A network to time.
+
+    db: Path of the database, relative to each checkout.
+    kind: One of KINDS.
+    """
 
     model: str
     batch: int
     db: str
+    kind: str = "network"
 
 
 @dataclass(frozen=True)
@@ -71,18 +77,19 @@ class Outcome:
 
 
 def read_case(text: str) -> Case:
-    """Read a case from MODEL,BATCH,DB."""
+    """Read a case from MODEL,BATCH,DB or MODEL,BATCH,DB,KIND."""
     parts = text.split(",")
-    if len(parts) != 3 or not parts[1].isdigit():
-        raise argparse.ArgumentTypeError(f"'{text}' is not a case: write MODEL,BATCH,DB")
-    return Case(parts[0], positive(parts[1]), parts[2])
+    if len(parts) not in (3, 4) or not parts[1].isdigit() or not {*parts[3:]} <= {*KINDS}:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a case: write MODEL,BATCH,DB[,{'|'.join(KINDS)}]")
+    return Case(parts[0], positive(parts[1]), *parts[2:])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--other", type=Path, required=True, metavar="DIR", help="the other checkout, its engine built")
     parser.add_argument(
-        "--case", type=read_case, action="append", required=True, metavar="MODEL,BATCH,DB",
-        help="a network, its batch size, and its database in each checkout; may be repeated",
+        "--case", type=read_case, action="append", required=True, metavar="MODEL,BATCH,DB[,KIND]",
+        help="a network, its batch size, its database in each checkout, and what is timed: the network in 16 bits "
+        "(the default), int8, or step, a training step; may be repeated",
     )  # fmt: skip
     parser.add_argument("--rounds", type=positive, default=31, metavar="N", help="samples of each side (default 31)")
     parser.add_argument("--tolerance", type=percent, default="1%", metavar="P", help="default %(default)s")
@@ -157,7 +164,8 @@ def main(arguments: argparse.Namespace) -> int:
         medians = (statistics.median(one.other_us), statistics.median(one.here_us))
         low, high = one.interval
         row = [f"{medians[0]:.2f}", f"{medians[1]:.2f}", f"{one.ratio:.3f}", f"{low:.3f} to {high:.3f}"]
-        table.add_row(one.case.model, str(one.case.batch), *row)
+        name = one.case.model if one.case.kind == "network" else f"{one.case.model} {one.case.kind}"
+        table.add_row(name, str(one.case.batch), *row)
     Console().print(table)
     if arguments.out:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
