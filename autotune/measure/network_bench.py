@@ -28,6 +28,7 @@ from autotune.runtime import (
     BoundStep,
     Candidate,
     CapturedLayers,
+    CapturePlace,
     KernelChoice,
     TensorSlot,
     TorchGraph,
@@ -42,8 +43,8 @@ from autotune.runtime.engine import EngineError
 
 _Plan = tuple[int, ...]
 
-_KEPT_GRAPHS = 32
-"""Graphs of torch that a bench keeps; each has memory of its own."""
+_KEPT_GRAPHS = 256
+"""Graphs of torch that a bench keeps."""
 _CHECKS = 2
 """Runs of a plan that have to give the same bits."""
 _NAN_BYTE = 0xFF
@@ -101,6 +102,7 @@ class NetworkBench:
         self._checked: set[_Plan] = set()
         self._ready: dict[_Plan, _Ready] = {}
         self._captured: dict[_Plan, TorchGraph] = {}
+        self._place: CapturePlace | None = None
         self._monitor = Monitor(device)
 
     def compare(self, plans: Sequence[Sequence[LayerAssignment]], rounds: int) -> list[Result]:
@@ -184,7 +186,8 @@ class NetworkBench:
         if key not in self._captured:
             if len(self._captured) == _KEPT_GRAPHS:
                 del self._captured[next(iter(self._captured))]
-            self._captured[key] = TorchGraph(make_runs(bound), self.device, self._copies)
+            self._place = self._place or CapturePlace(self.device)
+            self._captured[key] = TorchGraph(make_runs(bound), self._place, self._copies)
         return self._captured[key]
 
     def _bind(self, assignment: LayerAssignment) -> BoundLayer:

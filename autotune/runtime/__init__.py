@@ -26,7 +26,7 @@ from autotune.runtime.selection import (
     shortlist,
     usable_devices,
 )
-from autotune.runtime.torch_capture import TorchGraph
+from autotune.runtime.torch_capture import CapturePlace, TorchGraph
 
 __all__ = [
     "ACCESS",
@@ -35,6 +35,7 @@ __all__ = [
     "BoundLayer",
     "BoundStep",
     "Candidate",
+    "CapturePlace",
     "CapturedLayers",
     "ExecutionContext",
     "KernelChoice",

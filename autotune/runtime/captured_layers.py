@@ -1,48 +1,63 @@
 """Plans with layers on torch's operators as one CUDA graph: torch captures these layers, the engine launches the rest.
 
+Layers on torch's operators that follow each other are captured together. The engine's graph runs these captures one
+after the other, because they share a stream and a memory pool, and its own kernels beside them where nothing depends on
+the other.
+
 A graph that torch captured works on the addresses of its capture. A layer in it that reads or writes a tensor of the
 caller therefore works on a copy of this tensor, and the engine's graph has a node for each copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from autotune.runtime.binding import BoundStep
 from autotune.runtime.engine import Graph
 from autotune.runtime.network_plan import BoundLayer, Executable, add_kernels, make_runs
-from autotune.runtime.torch_capture import TorchGraph
+from autotune.runtime.torch_capture import CapturePlace, TorchGraph
 
 
 @dataclass(frozen=True)
-class _Copy:
-    """A copy of a tensor of the caller.
+class _Part:
+    """Layers that follow each other in a plan: all with native kernels, or all captured by torch.
 
     Attributes:
-        name: The buffer of the tensor.
-        slot: Its slot.
-        tensor: The copy.
+        layers: The layers.
+        graph: Torch's graph of them; None for native kernels.
     """
 
-    name: str
-    slot: int
-    tensor: torch.Tensor
+    layers: Sequence[BoundLayer]
+    graph: TorchGraph | None
+
+    @property
+    def writes(self) -> set[str]:
+        """The buffers that the layers write."""
+        return {name for item in self.layers for name in item.layer.writes}
+
+    @property
+    def reads(self) -> set[str]:
+        """The buffers that the layers read and that others write."""
+        return {name for item in self.layers for name in item.layer.reads} - self.writes
 
 
 class CapturedLayers:
-    """The layers of a plan from the first to the last one on torch's operators, captured by torch.
+    """The layers of a plan, those on torch's operators captured by torch.
 
     Args:
-        bound: The layers of the plan in order; at least one of them has no native kernel.
+        bound: The layers in order.
         callers: Buffer names of the caller's tensors, which are the first slots.
         device: The GPU.
         slots: Address of each slot that is the same in every run, and None for the caller's tensors.
         tensors: The tensors in the slots. In the slots of the caller's tensors are tensors like them, which become the
             copies.
-        capture: Returns torch's graph of some layers on these tensors; by default a new one.
+        capture: Returns torch's graph of some layers on these tensors; by default a new one. Graphs that it returns
+            may share a CapturePlace.
 
     Attributes:
         runs: The plan as executables: one CUDA graph if the engine can launch what torch captured.
@@ -60,45 +75,65 @@ class CapturedLayers:
         tensors: Sequence[torch.Tensor],
         capture: Callable[[Sequence[BoundLayer]], TorchGraph] | None = None,
     ) -> None:
-        on_torch = [i for i, item in enumerate(bound) if not item.step.kernel]
-        first, end = on_torch[0], on_torch[-1] + 1
-        self._before, captured, self._after = bound[:first], bound[first:end], bound[end:]
-        self._writes = {name for item in captured for name in item.layer.writes}
-        self._reads = {name for item in captured for name in item.layer.reads} - self._writes
+        self._slots, self._tensors, self._device = slots, tensors, device
+        self._callers = {name: slot for slot, name in enumerate(callers)}
+        self._place = None if capture else CapturePlace(device)
+        self._parts = [
+            _Part(layers, None if is_native else (capture or self._capture)(layers))
+            for is_native, layers in _runs_of(bound)
+        ]
+        self.runs = list(self._executables())
 
-        def copies(names: Collection[str]) -> list[_Copy]:
-            return [_Copy(name, slot, tensors[slot]) for slot, name in enumerate(callers) if name in names]
+    def _capture(self, layers: Sequence[BoundLayer]) -> TorchGraph:
+        assert self._place
+        return TorchGraph(make_runs(layers, self._slots), self._place, self._tensors)
 
-        self._inputs, self._results = copies(self._reads), copies(self._writes)
-        self._device, self._slots = device, slots
-        self._graph = capture(captured) if capture else TorchGraph(make_runs(captured, slots), device, tensors)
-        self.runs = self._executables()
+    def _executables(self) -> Iterator[Executable]:
+        if all(part.graph is None or part.graph.handle is not None for part in self._parts):
+            yield self._joined()
+            return
+        for part in self._parts:
+            if part.graph:
+                yield BoundStep("captured", function=partial(self._replay, part))
+            else:
+                yield from make_runs(part.layers, self._slots)
 
-    def _executables(self) -> list[Executable]:
-        if self._graph.handle is not None:
-            return [self._joined(self._graph.handle)]
-        replay = BoundStep("captured", function=self._replay)
-        return [*make_runs(self._before, self._slots), replay, *make_runs(self._after, self._slots)]
-
-    def _joined(self, captured: int) -> Graph:
-        """Return the engine's graph of all layers around the graph of torch with this handle."""
+    def _joined(self) -> Graph:
+        """Return the engine's graph of all layers, which contains the graphs of torch."""
         graph = Graph(self._device.index or 0, self._slots)
-        made_by: dict[str, int] = {}
-        add_kernels(graph, self._before, made_by)
-        for one in self._inputs:
-            after = [made_by[one.name]] if one.name in made_by else []
-            made_by[one.name] = graph.add_copy(one.tensor.data_ptr(), -1 - one.slot, one.tensor.nbytes, after)
-        number = graph.add_captured(captured, sorted({made_by[name] for name in self._reads if name in made_by}))
-        made_by |= dict.fromkeys(self._writes, number)
-        for one in self._results:
-            made_by[one.name] = graph.add_copy(-1 - one.slot, one.tensor.data_ptr(), one.tensor.nbytes, [number])
-        add_kernels(graph, self._after, made_by)
+        made_by: dict[str, int] = {}  # the node after which a buffer holds its values
+        copied: dict[str, int] = {}  # the same for the copies of the caller's tensors
+        captured: int | None = None
+        for part in self._parts:
+            if part.graph is None:
+                add_kernels(graph, part.layers, made_by)
+                continue
+            for name in sorted(self._callers.keys() & part.reads - copied.keys()):
+                to, made = self._copy(name), [made_by[name]] if name in made_by else []
+                copied[name] = graph.add_copy(to.data_ptr(), -1 - self._callers[name], to.nbytes, made)
+            after = {copied.get(name, made_by.get(name)) for name in part.reads} | {captured}
+            assert part.graph.handle is not None
+            captured = graph.add_captured(part.graph.handle, sorted(node for node in after if node is not None))
+            made_by |= dict.fromkeys(part.writes, captured)
+            for name in sorted(self._callers.keys() & part.writes):
+                copied[name], one = captured, self._copy(name)
+                made_by[name] = graph.add_copy(-1 - self._callers[name], one.data_ptr(), one.nbytes, [captured])
         return graph
 
-    def _replay(self, slots: Sequence[torch.Tensor]) -> None:
-        """Replay torch's graph between copies, one launch after the other."""
-        for one in self._inputs:
-            one.tensor.copy_(slots[one.slot])
-        self._graph.replay()
-        for one in self._results:
-            slots[one.slot].copy_(one.tensor)
+    def _copy(self, name: str) -> torch.Tensor:
+        return self._tensors[self._callers[name]]
+
+    def _replay(self, part: _Part, slots: Sequence[torch.Tensor]) -> None:
+        """Replay a graph of torch between copies, one launch after the other."""
+        assert part.graph
+        for name in self._callers.keys() & part.reads:
+            self._copy(name).copy_(slots[self._callers[name]])
+        part.graph.replay()
+        for name in self._callers.keys() & part.writes:
+            slots[self._callers[name]].copy_(self._copy(name))
+
+
+def _runs_of(bound: Sequence[BoundLayer]) -> Iterator[tuple[bool, list[BoundLayer]]]:
+    """Return the runs of layers of which all or none have native kernels, each with whether they have."""
+    for is_native, layers in itertools.groupby(bound, lambda item: bool(item.step.kernel)):
+        yield is_native, list(layers)

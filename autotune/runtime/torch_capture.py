@@ -44,38 +44,52 @@ _free: defaultdict[torch.device, list[_Place]] = defaultdict(list)  # places of 
 _lock = threading.Lock()
 
 
+class CapturePlace:
+    """A stream and a memory pool for graphs that never run at the same time; free again when they are gone.
+
+    Args:
+        device: The GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        with torch.cuda.device(device):
+            place = _take(device)
+            self.warm_up = torch.cuda.Stream(device)
+        self.stream, self.pool = place.stream, place.keeper.pool()
+        weakref.finalize(self, _give_back, device, place).atexit = False
+
+
 class TorchGraph:
     """A CUDA graph of executables, some of which are torch's operators.
 
     Args:
         runs: The executables.
-        device: The GPU.
+        place: Where they are captured.
         slots: The tensors in the slots, in their order; they must outlive the graph.
 
     Raises:
         RuntimeError: One of torch's operators cannot be captured.
     """
 
-    def __init__(self, runs: Sequence[Executable], device: torch.device, slots: Sequence[torch.Tensor]) -> None:
+    def __init__(self, runs: Sequence[Executable], place: CapturePlace, slots: Sequence[torch.Tensor]) -> None:
         self._graph = torch.cuda.CUDAGraph(keep_graph=True) if _HAS_HANDLES else torch.cuda.CUDAGraph()
+        self._place, device = place, place.device
         cudnn = torch.backends.cudnn
         settings = cudnn.flags(True, benchmark=True, deterministic=cudnn.deterministic, allow_tf32=True)
         with torch.cuda.device(device), settings, torch.no_grad(), torch.autocast(device.type, enabled=False):
-            torch.cuda.synchronize()  # also for the graph that had this place before
-            warm_up = torch.cuda.Stream(device)
+            torch.cuda.synchronize()  # also for graphs that had this place before
             generator = torch.cuda.default_generators[device.index or 0]
             drawn = generator.get_offset()
-            with torch.cuda.stream(warm_up):
+            with torch.cuda.stream(place.warm_up):
                 for _ in range(WARM_UPS):
-                    execute(runs, warm_up.cuda_stream, slots)
-            warm_up.synchronize()
+                    execute(runs, place.warm_up.cuda_stream, slots)
+            place.warm_up.synchronize()
             self._draws = generator.get_offset() != drawn
-            place = _take(device)
-            weakref.finalize(self, _give_back, device, place).atexit = False
             with torch.cuda.stream(place.stream):
                 # torch.cuda.graph would return all free memory to the driver, which takes milliseconds.
                 # thread_local: other threads may synchronize with their streams while this one captures.
-                self._graph.capture_begin(place.keeper.pool(), capture_error_mode="thread_local")
+                self._graph.capture_begin(place.pool, capture_error_mode="thread_local")
                 try:
                     execute(runs, place.stream.cuda_stream, slots)
                 finally:

@@ -13,6 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -46,7 +47,8 @@ def build_network(case: dict[str, str], shape: tuple[int, ...]) -> Callable[[], 
 
     def run() -> torch.Tensor:
         with torch.inference_mode():
-            return network(x)
+            result: torch.Tensor = network(x)
+        return result
 
     return run
 
@@ -54,21 +56,24 @@ def build_network(case: dict[str, str], shape: tuple[int, ...]) -> Callable[[], 
 def build_step(case: dict[str, str], shape: tuple[int, ...]) -> Callable[[], torch.Tensor]:
     """Return a forward and a backward pass; its result is the loss."""
     if case["model"] == "se_resnet9_fixup":
-        model = FusedResNet(case["db"])
+        model: torch.nn.Module = FusedResNet(case["db"])
         randomize(model)
-        model = step = model.to(DEVICE, memory_format=torch.channels_last).train()
     else:
-        model = torchvision_model(case["model"]).to(DEVICE, memory_format=torch.channels_last).train()
+        model = torchvision_model(case["model"])
+    channels_last: dict[str, Any] = {"memory_format": torch.channels_last}  # unknown to torch's annotation of Module.to
+    model = model.to(DEVICE, **channels_last).train()
+    step: Callable[[torch.Tensor], torch.Tensor] = model
+    if case["model"] != "se_resnet9_fixup":
         step = torch.compile(model, backend="autotune", dynamic=False, options={"tuning_db": case["db"]})
-    x = torch.randn(shape, device=DEVICE).contiguous(memory_format=torch.channels_last)
+    x = torch.randn(shape).to(DEVICE, **channels_last)
     parameters = list(model.parameters())
 
     def run() -> torch.Tensor:
         for parameter in parameters:
             parameter.grad = None
         with torch.autocast(DEVICE, torch.float16, enabled=DEVICE == "cuda"):
-            loss = step(x).float().square().mean()
-        loss.backward()
+            loss: torch.Tensor = step(x).float().square().mean()
+        torch.autograd.backward(loss)
         return loss.detach()
 
     return run
@@ -77,7 +82,8 @@ def build_step(case: dict[str, str], shape: tuple[int, ...]) -> Callable[[], tor
 def torchvision_model(name: str) -> torch.nn.Module:
     import torchvision
 
-    return getattr(torchvision.models, name.removeprefix("torchvision:"))()
+    model: torch.nn.Module = getattr(torchvision.models, name.removeprefix("torchvision:"))()
+    return model
 
 
 @torch.no_grad()
