@@ -22,6 +22,7 @@ from autotune.tuner import (
     TuningTarget,
     inductor_modes,
     refuse_other_timing,
+    start_in_background,
 )
 from tuning_db import Store, shipped_databases
 
@@ -126,8 +127,9 @@ def start_run(
     problems = [problem for request in requests for problem in request.problems]
     if target.name:
         refuse_other_timing(store, target.name, problems, timing)
-    databases = shipped_databases() if others is None else others
-    with ForeignKernels([one for one in databases if not _is_store(one, store)], target.target) as foreign:
+    databases = [one for one in (shipped_databases() if others is None else others) if not _is_store(one, store)]
+    # The processes start while the databases are read; each takes some seconds.
+    with start_in_background(workers), ForeignKernels(databases, target.target) as foreign:
         tuner = Tuner(
             store,
             problems,
