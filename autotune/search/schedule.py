@@ -15,7 +15,12 @@ from autotune.search.study import SpaceStudy
 MEASURE_BATCH = 4
 """Kernels that are measured before idle compilers are given new work."""
 PREFETCH = 32
-"""No more configs are asked for a device's problems while this many of their kernels wait to be measured."""
+"""No more configs are asked for a device's problems while this many kernels that were compiled for them wait to be
+measured. Kernels that existed do not count: with many of them compilers would have nothing to do."""
+MAX_WAITING = 4 * PREFETCH
+"""The same for all kernels that wait."""
+NOT_NOW = 1e9
+"""Cost of measuring a kernel that exists while enough of them wait and compilers are idle."""
 COMPILING_PER_DEVICE = 16
 """Most translation units that are compiled at a time for each device. With more the device gets kernels faster than it
 times them. In replays 16 was best, 20 and 24 were worse (docs/experiments/cluster-scaling.md)."""
@@ -47,12 +52,14 @@ class _Ready(NamedTuple):
         problem: The problem that it was asked for first; None if it was built early.
         rank: The rank of its config for that problem.
         number: Number of kernels that became ready before it.
+        existed: Whether it existed when it was asked for.
     """
 
     kernel: Kernel
     problem: Problem | None
     rank: int
     number: int
+    existed: bool
 
 
 class Schedule:
@@ -92,6 +99,7 @@ class Schedule:
         shared: dict[tuple[object, ...], dict[int, Kernel]] = {}
         self._kernels = {study: shared.setdefault(study.space.kernel_group, {}) for study in self._turns}
         self._asked_for: dict[Kernel, tuple[Problem, int]] = {}  # -> the problem, and the config's rank for it
+        self._existed: set[Kernel] = set()  # kernels that existed when they were asked for
         for study in self._turns:
             study.sampler.trial_seconds = partial(self._trial_seconds, trial_seconds, study)
         self._num_compilers, self._places = num_compilers, places
@@ -113,7 +121,7 @@ class Schedule:
         """Let kernels that are compiled wait for their devices."""
         for kernel in kernels:
             problem, rank = self._asked_for.get(kernel, (None, 0))
-            ready = _Ready(kernel, problem, rank, self._num_ready)
+            ready = _Ready(kernel, problem, rank, self._num_ready, kernel in self._existed)
             self._queues[self._place(ready.problem)].append(ready)
             self._num_ready += 1
 
@@ -172,7 +180,15 @@ class Schedule:
         return self._wanted(num_units, short, weights) or self._wanted(num_units, short, weights)
 
     def _short_queues(self) -> set[int]:
-        return {place for place, queue in enumerate(self._queues) if len(queue) < PREFETCH}
+        return {
+            place
+            for place, queue in enumerate(self._queues)
+            if len(queue) < MAX_WAITING and sum(not ready.existed for ready in queue) < PREFETCH
+        }
+
+    def _is_long(self, problem: Problem, asked: int = 0) -> bool:
+        """Return whether a problem's device has enough to measure, with some more kernels that exist."""
+        return len(self._queues[self._place(problem)]) + asked >= PREFETCH
 
     def _place(self, problem: Problem | None) -> int:
         return self._places.get(problem, 0) if problem else 0
@@ -188,19 +204,23 @@ class Schedule:
         that wants nothing leaves its turn to the next one.
         """
         wanted: dict[Kernel, None] = {}
-        filled = 0.0
+        filled, existing = 0.0, 0
         heaviest = max(weights.values(), default=1.0) or 1.0
         asking = [study for study in self._turns if self._place(study.space.problem) in places]
         for study in sorted(asking, key=self._passes.__getitem__):
-            weight = weights.get(study.space.problem, heaviest) / heaviest
+            problem = study.space.problem
+            weight = weights.get(problem, heaviest) / heaviest
             self._passes[study] += 1 / max(weight, MIN_WEIGHT)
             per_unit = kernels_per_unit(study.space.family)
             count = max(self._batch(study, per_unit), ceil_div(num_units * per_unit, len(asking)))
-            left = self._trials_left(study.space.problem)
+            left = self._trials_left(problem)
+            prefers_existing = self._is_large and not self._is_long(problem, existing)
             if self._is_large and study.num_started < WARM_START_BATCH:
-                self._enqueue_existing(study)
+                self._enqueue(study, existing=prefers_existing)
             asked = self._ask(study, min(count, left)) if left > 0 else []
-            filled += sum(not (self._is_large and self._exists(kernel)) for kernel in asked) / per_unit
+            found = sum(kernel in self._existed for kernel in asked)
+            existing += found
+            filled += (len(asked) - found if prefers_existing else len(asked)) / per_unit
             wanted |= dict.fromkeys(asked)
             if filled >= num_units:
                 break
@@ -212,11 +232,16 @@ class Schedule:
             return max(ASK_BATCH, per_unit)
         return FIRST_BATCH if self._is_large and not study.num_started else WARM_START_BATCH
 
-    def _enqueue_existing(self, study: SpaceStudy) -> None:
-        """Let a study begin with kernels that exist, so that each layer of a large network soon has a time."""
+    def _enqueue(self, study: SpaceStudy, existing: bool) -> None:
+        """Let a study begin with kernels that exist, so that each layer of a large network soon has a time.
+
+        Args:
+            study: The study.
+            existing: Whether they exist; else the device has enough to measure, and idle compilers make others.
+        """
         likely = study.space.configs[:REUSED_RANK]
-        existing = [config for config in likely if self._exists(self._kernel(study, config))]
-        study.enqueue(existing[:WARM_START_BATCH])
+        found = [config for config in likely if self._exists(self._kernel(study, config)) is existing]
+        study.enqueue(found[:WARM_START_BATCH])
 
     def _trials_left(self, problem: Problem) -> int:
         """Return the number of configs that may still be tried for a problem."""
@@ -228,12 +253,16 @@ class Schedule:
             configs = study.ask(count)
             told |= {"configs": len(configs), "observed": study.num_observed, "free": study.total - study.num_started}
         kernels = [self._kernel(study, config) for config in configs]
+        self._existed.update(kernel for kernel in kernels if self._exists(kernel))
         for kernel, config in zip(kernels, configs, strict=True):
             self._asked_for.setdefault(kernel, (space.problem, space.index_of(config) or 0))
         return kernels
 
     def _trial_seconds(self, of_kernel: Callable[[Kernel], float], study: SpaceStudy, config: Config) -> float:
-        return of_kernel(self._kernel(study, config))
+        kernel = self._kernel(study, config)
+        if self._is_long(study.space.problem):  # it is asked for something to compile, which takes no device time
+            return NOT_NOW if self._exists(kernel) else 1.0
+        return of_kernel(kernel)
 
     def _kernel(self, study: SpaceStudy, config: Config) -> Kernel:
         """Return the kernel of a config of a study's space.
