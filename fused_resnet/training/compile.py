@@ -31,15 +31,17 @@ def trainable(module: nn.Module, winners: Winners, device: torch.device, graph: 
 
     Args:
         module: The module.
-        winners: The kernels.
+        winners: The kernels for the first compilation.
         device: The device of its parameters and inputs.
         graph: As for `compile_step`.
     """
+    unused = [winners]
 
     def backend(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
         if not torch.is_grad_enabled():
             return graph_module.forward
-        present = winners.renewed()  # the database may have changed since the last compilation
+        # The database may have changed since the last compilation.
+        present = unused.pop() if unused else winners.renewed()
         with present.reading():
             if way := _faster_way_of(graph_module, example_inputs, present, device):
                 return on_torch(way, graph_module, example_inputs)
@@ -90,6 +92,8 @@ def compile_step(
 def known_faster_way(found: StepProblems, winners: Winners, device: torch.device) -> str | None:
     """Return the way in which torch runs a step faster than our kernels do; None if it does not, or is not known to.
 
+    All that the compilation of the step asks for is read.
+
     Args:
         found: The problems of the step.
         winners: The kernels.
@@ -98,6 +102,7 @@ def known_faster_way(found: StepProblems, winners: Winners, device: torch.device
     Raises:
         DatabaseError: The database cannot be read.
     """
+    winners.read(found.to_tune().values(), device)
     ways = winners.faster_ways(device, is_compiled=why_not_compiled(device) is None)
     return ways.get(step_digest(found.of_layers))
 
@@ -117,8 +122,6 @@ def _faster_way_of(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], winners: Winners, device: torch.device
 ) -> str | None:
     """Return what `known_faster_way` does for a graph of Dynamo; None without gradients or with dynamic sizes."""
-    if not winners.faster_ways(device, is_compiled=True):
-        return None  # finding the problems takes seconds for a deep network
     try:
         found = graph_problems(graph_module, example_inputs)
     except CaptureError:

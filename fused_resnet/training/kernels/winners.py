@@ -18,7 +18,7 @@ from autotune.ir import Epilogue, Form, Problem, all_forms, forms, limit_us, par
 from autotune.ir.operators import Conv2dWgrad, Convolution, Elementwise
 from autotune.libraries import aten, cudnn_names
 from autotune.runtime import Candidate, KernelChoice, Ranking, rankings, usable_devices
-from fused_resnet.training.kernels.step_plans import CLOSE, faster_ways, planned_kernels
+from fused_resnet.training.kernels.step_plans import CLOSE, StepPlans
 from tuning_db import open_reader
 from tuning_db.location import file_of, is_address
 from tuning_db.protocols import Database, Device
@@ -78,7 +78,7 @@ class Winners:
     def read(self, problems: Iterable[Problem], device: torch.device) -> None:
         """Read all that the compilation of a step asks for: its problems and the plans, through one reader."""
         with self.reading():
-            self._planned(device)
+            self._plans(device)
             for problem in problems:
                 self._rankings(problem, device)
 
@@ -154,12 +154,8 @@ class Winners:
             device: The device; times of another one say nothing about it.
             is_compiled: Whether Inductor can compile.
         """
-
-        def ways(store: Database) -> Mapping[str, str]:
-            row = store.device(device_name(device))
-            return faster_ways(store, row, is_compiled) if row else {}
-
-        return self._read(("ways", device, is_compiled), ways) if self._uses_plans else {}
+        row = self._device(device)
+        return self._plans(device).faster_ways(is_compiled) if row and row.name == device_name(device) else {}
 
     def stamp(self) -> str | None:
         """Return a text that changes with the database; None if it is on a server, whose state has no such text."""
@@ -183,10 +179,9 @@ class Winners:
         """Return the first kind of device whose code runs here."""
         return self._read(device, lambda store: next((row for row, _ in usable_devices(store, device)), None))
 
-    def _planned(self, device: torch.device) -> Mapping[str, Candidate]:
-        """Return the kernels that the plans of steps name, by the texts of their problems."""
+    def _plans(self, device: torch.device) -> StepPlans:
         row = self._device(device) if self._uses_plans else None
-        return self._read(("planned", device), lambda store: planned_kernels(store, row)) if row else {}
+        return self._read(("plans", device), lambda store: StepPlans.read(store, row)) if row else StepPlans()
 
     def _solvers(self, problem: Problem, device: torch.device) -> list[KernelChoice]:
         found = [choice for one in self._rankings(problem, device) for choice in one.choices]
@@ -218,7 +213,7 @@ class Winners:
 
     def _is_planned(self, problem: Problem, choice: KernelChoice, close_us: float, device: torch.device) -> bool:
         """Return whether the plan of a step names a kernel that takes at most `close_us` alone."""
-        return _us(choice) <= close_us and self._planned(device).get(str(problem)) == choice.candidate
+        return _us(choice) <= close_us and self._plans(device).kernels.get(str(problem)) == choice.candidate
 
 
 def _us(choice: KernelChoice) -> float:

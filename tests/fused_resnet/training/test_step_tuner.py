@@ -19,7 +19,7 @@ from autotune.ir import NetworkKey, parse
 from autotune.runtime import candidate
 from fused_resnet.training import Winners, step_problems
 from fused_resnet.training.kernels.bound_problem import bound, counted_calls
-from fused_resnet.training.kernels.step_plans import planned_kernels, step_key
+from fused_resnet.training.kernels.step_plans import StepPlans, step_key
 from fused_resnet.training.kernels.winners import layout_of
 from fused_resnet.training.step_tuner import tune_step_plan
 from fused_resnet.training.trained_step import TrainedModule
@@ -133,7 +133,7 @@ def test_without_a_faster_kernel_the_plan_has_those_that_are_the_fastest_alone(d
     with Store.create(database) as store:
         (row,) = store.devices()
         assert len(store.plans()) == 1, "a plan takes the place of the one before"
-        assert planned_kernels(store, row)[str(FORWARD)] == first
+        assert StepPlans.read(store, row).kernels[str(FORWARD)] == first
 
 
 def test_a_planned_kernel_that_is_far_slower_alone_by_now_does_not_run(database):

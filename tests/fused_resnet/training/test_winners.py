@@ -10,7 +10,9 @@ from databases import renew_digests
 from training_networks import Small, images
 
 from autotune.libraries import inductor
-from fused_resnet.training import Winners, step_problems
+from fused_resnet import FusedResNet
+from fused_resnet.training import Winners, known_faster_way, step_problems
+from fused_resnet.training.kernels import bound_problem
 from tuning_db import Reader
 from tuning_db.share.pack import pack
 
@@ -30,12 +32,34 @@ def opened(monkeypatch):
     return paths
 
 
+def torch_compile(path):
+    return torch.compile(Small().train(), backend="autotune", options={"tuning_db": path})
+
+
+def planned_module(path):
+    return FusedResNet.from_model(Small().eval(), tuning_db=path).train()
+
+
 @pytest.mark.filterwarnings("ignore:a training step runs on torch's operators")
-def test_a_database_is_opened_once_for_both_passes_of_a_step(step_db, opened, solved, monkeypatch):
+@pytest.mark.parametrize("make", [torch_compile, planned_module])
+def test_a_database_is_opened_once_for_both_passes_of_a_step(make, step_db, opened, solved, monkeypatch):
     monkeypatch.setenv(inductor.SWITCH, "0")
-    step = torch.compile(Small().train(), backend="autotune", options={"tuning_db": step_db})
-    step(images()).square().sum().backward()
+    monkeypatch.setattr(bound_problem, "_bound", {})  # what other tests have bound needs no database
+    step = make(step_db)
+    opened.clear()  # a FusedResNet checks its database when it is made
+    for _ in range(2):
+        step(images()).square().sum().backward()
     assert any(text.startswith("conv2d_wgrad ") for text in solved) and opened == [step_db]
+
+
+def test_a_graph_that_inductor_has_stored_binds_its_kernels_without_another_reader(step_db, opened, monkeypatch):
+    monkeypatch.setattr(bound_problem, "_bound", {})
+    winners, cpu, found = Winners(step_db), torch.device("cpu"), step_problems(Small(), [images()])
+    known_faster_way(found, winners, cpu)
+    bound_problem.use(winners)
+    for problem in found.to_tune().values():
+        bound_problem.bound(str(problem), step_db, "", (1e-5,) if problem.operator == "bn_statistics" else (), cpu)
+    assert opened == [step_db]
 
 
 def test_one_reader_answers_all_questions_of_a_block(step_db, opened):
