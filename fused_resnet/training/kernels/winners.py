@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from tuning_db.protocols import Database, Device
 
 PublicKey = str | os.PathLike[str]
 Found = TypeVar("Found")
+P = TypeVar("P", bound=Problem)
 
 
 @dataclass(frozen=True)
@@ -85,16 +86,11 @@ class Winners:
     def solutions(self, problem: Convolution, device: torch.device) -> tuple[Solution, ...]:
         """Return the ways to compute a pass, tuned at its very sizes, that beat torch's operator, the fastest first."""
         with self.reading():
-            limit = self._us_to_beat(problem, device)
-            found = [(form, choice) for form in forms(problem) for choice in self._solvers(form.problem, device)]
-            close_us = _close_us([choice for _, choice in found])
-
-            def place(kernel: tuple[Form, KernelChoice]) -> tuple[bool, float]:
-                form, choice = kernel
-                return not self._is_planned(form.problem, choice, close_us, device), _us(choice)
-
-            ranked = [(form, one) for form, one in sorted(found, key=place) if _us(one) < limit]
-            return tuple(dict.fromkeys(Solution(form, layout_of(one.candidate)) for form, one in ranked))
+            limit, ways = self._us_to_beat(problem, device), {form.problem: form for form in forms(problem)}
+            found = [(way, choice) for way in ways for choice in self._solvers(way, device)]
+            ranked = self._planned_first(sorted(found, key=lambda kernel: _us(kernel[1])), device)
+            faster = ((way, one.candidate) for way, one in ranked if _us(one) < limit)
+            return tuple(dict.fromkeys(Solution(ways[way], layout_of(one)) for way, one in faster))
 
     def fused_layout(
         self, problem: Problem, parts: Sequence[Problem], device: torch.device, *, with_pointwise: bool = False
@@ -133,10 +129,8 @@ class Winners:
             layout: The layout in which they read the weight; empty for any.
         """
         with self.reading():
-            solvers = self._solvers(problem, device)
-            close_us = _close_us(solvers)
-            ranked = sorted(solvers, key=lambda one: not self._is_planned(problem, one, close_us, device))
-        return [one for one in ranked if layout in ("", layout_of(one.candidate))]
+            ranked = self._planned_first([(problem, one) for one in self._solvers(problem, device)], device)
+        return [one for _, one in ranked if layout in ("", layout_of(one.candidate))]
 
     def torch_us(self, problem: Problem, device: torch.device) -> float | None:
         """Return the time of torch's operator for a problem; None if it was not timed."""
@@ -173,7 +167,10 @@ class Winners:
         return found
 
     def _rankings(self, problem: Problem, device: torch.device) -> list[Ranking]:
-        return self._read((str(problem), device), lambda store: list(rankings(store, problem, device)))
+        def loaded(store: Database) -> list[Ranking]:
+            return [replace(one, choices=list(one.choices)) for one in rankings(store, problem, device)]
+
+        return self._read((str(problem), device), loaded)
 
     def _device(self, device: torch.device) -> Device | None:
         """Return the first kind of device whose code runs here."""
@@ -211,18 +208,16 @@ class Winners:
         found = self._rankings(problem, device)
         return [{row.kernel.family: row.median_us for row in reversed(one.timed)} for one in found]
 
-    def _is_planned(self, problem: Problem, choice: KernelChoice, close_us: float, device: torch.device) -> bool:
-        """Return whether the plan of a step names a kernel that takes at most `close_us` alone."""
-        return _us(choice) <= close_us and self._plans(device).kernels.get(str(problem)) == choice.candidate
+    def _planned_first(
+        self, found: Sequence[tuple[P, KernelChoice]], device: torch.device
+    ) -> list[tuple[P, KernelChoice]]:
+        """Return kernels in their order, but first those that plans of steps name, unless they are far slower alone."""
+        close_us, planned = CLOSE * min((_us(one) for _, one in found), default=inf), self._plans(device).kernels
+        return sorted(found, key=lambda one: _us(one[1]) > close_us or planned.get(str(one[0])) != one[1].candidate)
 
 
 def _us(choice: KernelChoice) -> float:
     return choice.expected_us or inf
-
-
-def _close_us(known: Iterable[KernelChoice]) -> float:
-    """Return the longest time alone with which the kernel of a plan comes before the fastest one."""
-    return CLOSE * min(map(_us, known), default=inf)
 
 
 def layout_of(candidate: Candidate) -> str:
