@@ -97,7 +97,8 @@ def tune_step_plan(
         return None
     chosen = step.kernels()
     calls = {f"call {i}": at for i, at in enumerate(chosen)}
-    timer = StepTimer(step, calls, sampling or StepGraphs(trained.device), until.clock)
+    steps = _Steps(step, calls, sampling or StepGraphs(trained.device))
+    timer = PlanTimer(steps.time, lambda plan: tuple(plan.assignments), until.clock)
     first = PlanState({name: LayerAssignment(name, chosen[at].candidate) for name, at in calls.items()})
     try:
         timer.compare([first])
@@ -106,7 +107,7 @@ def tune_step_plan(
         assert results, "both were timed before"
         settled = next((one for one in results[1:] if _is_shorter(one, results[0])), results[0])
         if settled is not results[0]:
-            chosen = timer.kernels(fastest)
+            chosen = steps.kernels(fastest)
     finally:  # what is compiled later in this process runs the chosen ones
         for at, kernel in chosen.items():
             exchange(at, kernel)
@@ -143,34 +144,29 @@ class _Sampled:
     sample: Callable[[], float]
 
 
-class StepTimer(PlanTimer):
-    """Times plans of a step; the layers are its calls of kernels.
+class _Steps:
+    """Times plans of a step whose layers are its calls of kernels.
 
     Args:
         step: The step.
         calls: What each call asks for, by the name of its layer.
         sampling: Makes the samplers.
-        clock: As for PlanTimer.
     """
 
-    def __init__(self, step: Call, calls: Mapping[str, Key], sampling: Sampling, clock: Callable[[], float]) -> None:
-        super().__init__(clock)
+    def __init__(self, step: Call, calls: Mapping[str, Key], sampling: Sampling) -> None:
         self._step, self._calls, self._sampling = step, calls, sampling
         self._known: list[_Sampled] = []  # of the last comparison, of which some plans are compared again
-
-    def names(self, plan: PlanState) -> Sequence[str]:
-        """Return the names of all calls, in their order."""
-        return tuple(plan.assignments)
 
     def kernels(self, plan: PlanState) -> dict[Key, BoundProblem]:
         """Return the kernels of a plan of the last comparison."""
         return {self._calls[name]: kernel for name, kernel in self._sampled(plan).kernels.items()}
 
-    def _results(self, plans: Sequence[PlanState], rounds: int) -> list[Result] | None:
+    def time(self, plans: Sequence[PlanState], rounds: int) -> list[Result]:
+        """Time plans in interleaved rounds, or return the fault of a kernel that cannot be bound."""
         try:
             self._known = [self._sampled(plan) for plan in plans]
-        except EngineError:
-            return None  # a kernel refuses the size, or cannot be loaded
+        except EngineError as error:
+            return [Result("refused", str(error))]
         return [timed(samples) for samples in interleave([one.sample for one in self._known], rounds).samples]
 
     def _sampled(self, plan: PlanState) -> _Sampled:

@@ -24,7 +24,7 @@ from autotune.tuner.plan.plan_candidates import Known, KnownCandidate, known_can
 from autotune.tuner.plan.plan_descent import PlanDescent
 from autotune.tuner.plan.plan_moves import PlanState
 from autotune.tuner.plan.plan_recorder import PlanRecorder
-from autotune.tuner.plan.plan_timer import FINAL_ROUNDS, ROUNDS, NetworkTimer
+from autotune.tuner.plan.plan_timer import FINAL_ROUNDS, ROUNDS, PlanTimer, network_timer
 from tuning_db import Store
 from tuning_db.schema import Device, PlanRow
 
@@ -96,7 +96,7 @@ def tune_network_plan(
     known = known_candidates(store, device, network)
     if not all(known[layer.name] for layer in network.layers):
         return None
-    timer = NetworkTimer(worker, network, until.clock)
+    timer = network_timer(worker, network, until.clock)
     in_use = plan_in_use(store, device, worker, network, known, copied, until)
     recorder = PlanRecorder(store, device, network, known)
     whole, winners = _whole_plans(network, known), _winners(known)
@@ -181,7 +181,7 @@ def record_copied_plan(
     plan = plan_in_use(store, device, worker, network, known, copied, until)
     if plan is None or until.is_over:
         return None
-    timer = NetworkTimer(worker, network, until.clock)
+    timer = network_timer(worker, network, until.clock)
     results = timer.compare([plan])
     if results is None:
         tell(f"the plan of another database or batch size does not run: {timer.fault}")
@@ -192,7 +192,7 @@ def record_copied_plan(
 
 
 def _without_failures(
-    timer: NetworkTimer, network: Network, plan: PlanState, known: Known, tell: Callable[[str], object]
+    timer: PlanTimer, network: Network, plan: PlanState, known: Known, tell: Callable[[str], object]
 ) -> tuple[PlanState, list[Result]] | None:
     """Return a plan that runs, with its result: a candidate that fails in the network gives way to the next one.
 
@@ -263,7 +263,7 @@ def _other_starts(
 
 
 def _conclude(
-    timer: NetworkTimer, recorder: PlanRecorder, winners: PlanState, plans: Sequence[PlanState],
+    timer: PlanTimer, recorder: PlanRecorder, winners: PlanState, plans: Sequence[PlanState],
     rivals: Callable[[], Rivals], search: PlanDescent | None, until: Deadline,
 ) -> None:  # fmt: skip
     """Record the fastest of some plans and torch's operators, and search on in the time that is left.
@@ -279,7 +279,7 @@ def _conclude(
 
 
 def _record_fastest(
-    timer: NetworkTimer, recorder: PlanRecorder, winners: PlanState, plans: Sequence[PlanState]
+    timer: PlanTimer, recorder: PlanRecorder, winners: PlanState, plans: Sequence[PlanState]
 ) -> PlanState | None:
     """Time some plans and the layers' winners in interleaved rounds; record and return the fastest plan.
 
@@ -316,7 +316,7 @@ def _compare_with_torch(recorder: PlanRecorder, best: PlanState | None, rivals: 
     torchs = [*eager, *compiled]
     if not torchs or until.is_over:
         return not recorder.keeps_faster
-    timer = NetworkTimer(rivals.worker, network, until.clock)
+    timer = network_timer(rivals.worker, network, until.clock)
     running = [plan for plan in torchs if timer.runs(plan)]
     compared = timer.compare_those_that_run([*([best] if best else []), *running], FINAL_ROUNDS)
     recorder.torch_us = _torch_us(network, compared)
