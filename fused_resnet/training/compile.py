@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -43,8 +44,10 @@ def trainable(module: nn.Module, winners: Winners, device: torch.device, graph: 
         # The database may have changed since the last compilation.
         present = unused.pop() if unused else winners.renewed()
         with present.reading():
-            if way := _faster_way_of(graph_module, example_inputs, present, device):
-                return on_torch(way, graph_module, example_inputs)
+            with suppress(CaptureError):
+                found = graph_problems(graph_module, example_inputs)
+                if found and (way := known_faster_way(found, present, device)):
+                    return on_torch(way, graph_module, example_inputs)
             return compile_step(graph_module, example_inputs, present, device, graph)
 
     compiled: Compiled = torch.compile(module, backend=backend, dynamic=False)
@@ -116,17 +119,6 @@ def on_torch(way: str, graph_module: fx.GraphModule, example_inputs: Sequence[An
         example_inputs: Dynamo's example of each argument.
     """
     return graph_module.forward if way == EAGER else by_inductor(graph_module, example_inputs)
-
-
-def _faster_way_of(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], winners: Winners, device: torch.device
-) -> str | None:
-    """Return what `known_faster_way` does for a graph of Dynamo; None without gradients or with dynamic sizes."""
-    try:
-        found = graph_problems(graph_module, example_inputs)
-    except CaptureError:
-        return None
-    return known_faster_way(found, winners, device) if found else None
 
 
 def why_not_compiled(device: torch.device) -> str | None:

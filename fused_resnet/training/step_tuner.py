@@ -37,34 +37,29 @@ Sampling = Callable[[Call, Sequence[BoundProblem]], Callable[[], float]]
 """(a step, its kernels) -> a warm sampler of the step, which runs these kernels even if others are bound later."""
 
 
-class StepGraphs:
-    """Makes samplers of steps on one GPU, as `Sampling` does: each step is a CUDA graph.
+def step_graphs(device: torch.device) -> Sampling:
+    """Return a function that makes samplers of steps on a GPU: each step is a CUDA graph."""
+    pool: Any = None  # torch's handle of the memory
 
-    Args:
-        device: The GPU.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool: Any = None  # torch's handle of the memory
-
-    def __call__(self, step: Call, kernels: Sequence[BoundProblem]) -> Callable[[], float]:
-        """Capture a step, and return its sampler."""
-        side, graph = torch.cuda.Stream(self._device), torch.cuda.CUDAGraph()
-        side.wait_stream(torch.cuda.current_stream(self._device))
+    def sampler(step: Call, kernels: Sequence[BoundProblem]) -> Callable[[], float]:
+        nonlocal pool
+        side, graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
+        side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
             for _ in range(_WARM_UPS):
                 step()
-        torch.cuda.current_stream(self._device).wait_stream(side)
+        torch.cuda.current_stream(device).wait_stream(side)
         # All graphs share memory: none reads what another one has written.
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=pool):
             step()
-        self._pool = self._pool or graph.pool()
+        pool = pool or graph.pool()
 
         def replay(_: object = kernels) -> None:  # whose workspaces the graph uses
             graph.replay()
 
-        return replay_sampler(replay, self._device)
+        return replay_sampler(replay, device)
+
+    return sampler
 
 
 def tune_step_plan(
@@ -97,7 +92,7 @@ def tune_step_plan(
         return None
     chosen = step.kernels()
     calls = {f"call {i}": at for i, at in enumerate(chosen)}
-    steps = _Steps(step, calls, sampling or StepGraphs(trained.device))
+    steps = _Steps(step, calls, sampling or step_graphs(trained.device))
     timer = PlanTimer(steps.time, lambda plan: tuple(plan.assignments), until.clock)
     first = PlanState({name: LayerAssignment(name, chosen[at].candidate) for name, at in calls.items()})
     try:
@@ -120,9 +115,9 @@ def tune_step_plan(
 def _candidates(
     step: TunedStep, calls: Mapping[str, Key], winners: Winners
 ) -> tuple[dict[str, list[Candidate]], dict[str, float]]:
-    """Return the kernels to try for each call, which read its weight in the layout of the graph, and their least time.
+    """Return the kernels to try for each call, and the least time of all its runs in a step.
 
-    The time is that of all runs of the call in a step.
+    They read the weight in the layout of the compiled graph.
     """
     candidates, us = {}, {}
     for name, at in calls.items():

@@ -134,7 +134,8 @@ class Winners:
 
     def torch_us(self, problem: Problem, device: torch.device) -> float | None:
         """Return the time of torch's operator for a problem; None if it was not timed."""
-        return next((timed[aten.FAMILY] for timed in self._times(problem, device) if aten.FAMILY in timed), None)
+        rows = (row for one in self._rankings(problem, device) for row in one.timed)
+        return next((row.median_us for row in rows if row.kernel.family == aten.FAMILY), None)
 
     def limit_us(self, problem: Problem, device: torch.device) -> float | None:
         """Return the least time of a problem by the device's peak rates; None if the database does not know these."""
@@ -196,17 +197,13 @@ class Winners:
 
         Where plans of cuDNN were timed, which torch runs, too, the fastest of all is taken, so there is no limit.
         """
-        for timed in self._times(problem, device):
-            if aten.FAMILY in timed:
-                return timed[aten.FAMILY] or 0.0
-            if cudnn_names.FAMILY in timed:
+        for one in self._rankings(problem, device):
+            families = {row.kernel.family for row in one.timed}
+            if aten.FAMILY in families:
+                return self.torch_us(problem, device) or 0.0
+            if cudnn_names.FAMILY in families:
                 return inf
         return 0.0
-
-    def _times(self, problem: Problem, device: torch.device) -> list[dict[str, float | None]]:
-        """Return the time of the fastest candidate of each family, for each device whose code runs here."""
-        found = self._rankings(problem, device)
-        return [{row.kernel.family: row.median_us for row in reversed(one.timed)} for one in found]
 
     def _planned_first(
         self, found: Sequence[tuple[P, KernelChoice]], device: torch.device
