@@ -108,10 +108,7 @@ def _training_step(graph_module: fx.GraphModule, example_inputs: Sequence[Any], 
             warnings.warn(f"the tune ended early: {error}", stacklevel=2)
     winners = Winners(options.database, options.trusted_keys)
     if found is not None:
-        with winners.reading():
-            winners.read(found.to_tune().values(), device)
-            way = known_faster_way(found, winners, device)
-        if way:
+        if way := known_faster_way(found, winners, device):
             return on_torch(way, graph_module, example_inputs)
         num_solved = sum(bool(winners.solutions(problem, device)) for problem in found.named.values())
         num_all = len(found.named) + found.others

@@ -135,7 +135,7 @@ class PlannedModule(nn.Module):
         else:
             arguments, inputs = take_apart(self._positions, args, kwargs)
         if self.training:
-            result = self._training(inputs)(*args, **kwargs)
+            result = self._train_step(inputs, args, kwargs)
             return result if out is None else out.copy_(result)
         if any(map(torch_op.is_traced, inputs)):
             results = torch_op.call([autocast(self, x) for x in inputs], self._number, arguments)
@@ -173,22 +173,24 @@ class PlannedModule(nn.Module):
         self._plain.training = mode
         return self
 
-    def _training(self, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
-        """Return the plain network in training mode: compiled, with tuned convolutions, if the database has any.
+    def _train_step(self, inputs: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call the plain network in training mode: compiled, with tuned convolutions, if the database has any.
 
         Its submodules keep their modes: some, such as frozen batch norms, may be in eval mode.
         """
-        plain, x = self._plain, inputs[0]
+        plain, device = self._plain, inputs[0].device
         plain.training = True  # a capture for eval mode may have changed it
-        if torch_op.is_traced(x) or not torch.is_grad_enabled():
-            return plain
-        if x.device not in self._trainable:
-            from fused_resnet.training import Winners, trainable
+        if torch_op.is_traced(inputs[0]) or not torch.is_grad_enabled():
+            return plain(*args, **kwargs)
+        if device in self._trainable:
+            return self._trainable[device](*args, **kwargs)
+        from fused_resnet.training import Winners, trainable
 
-            winners = Winners(self.tuning_db, self.trusted_keys)
-            found = winners.trains(x.device)
-            self._trainable[x.device] = trainable(plain, winners, x.device, self._cuda_graphs) if found else plain
-        return self._trainable[x.device]
+        winners = Winners(self.tuning_db, self.trusted_keys)
+        with winners.reading():  # one reader for this question and for the compilation
+            found = winners.trains(device)
+            self._trainable[device] = trainable(plain, winners, device, self._cuda_graphs) if found else plain
+            return self._trainable[device](*args, **kwargs)
 
     def _finish(
         self,

@@ -144,7 +144,6 @@ def _explained(model: nn.Module, inputs: Sequence[torch.Tensor], winners: Winner
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     found = step_problems(model, inputs, autocast)
     names, reason = _names(found), why_not_compiled(device)
-    winners.read(found.to_tune().values(), device)
     way = known_faster_way(found, winners, device)
     rows = [
         _row(names.get((text, is_backward)) or names.get((text, False), []), text, layout, count, winners, device)

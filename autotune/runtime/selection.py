@@ -52,16 +52,16 @@ class KernelChoice:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The candidates that were timed for a problem, at its own batch size, on one kind of device.
+    """The candidates that were timed for a problem, at one batch size, on one kind of device.
 
     Attributes:
         timed: All verified candidates, best first.
-        choices: Those of them that are tried, in this order.
+        choices: Those of them that are tried, in this order; each is loaded when it is reached, by the open database.
         best_us: The shortest time of any run in microseconds; a later run of the same candidate may count in `timed`.
     """
 
     timed: Sequence[Measurement]
-    choices: Sequence[KernelChoice]
+    choices: Iterable[KernelChoice]
     best_us: float | None
 
 
@@ -89,21 +89,33 @@ def choices(
     ones. Candidates tuned on other devices whose code runs here follow, then what Inductor compiles. The last is
     torch's own operator, which runs everywhere.
     """
-    for row, suffix in usable_devices(store, device):
-        for choice in _tuned_on(store, row, problem, device_target(device), suffix):
-            if compiler == "present" or not choice.candidate.compiled:
-                yield choice
+    for ranking in rankings(store, problem, device, other_batches=True):
+        yield from (one for one in ranking.choices if compiler == "present" or not one.candidate.compiled)
     if compiler == "present":
         yield from inductor_choices(problem)
     yield torch_choice(problem)
 
 
-def rankings(store: Database, problem: Problem, device: torch.device) -> Iterator[Ranking]:
-    """Yield what was timed for a problem on each device whose code runs here, this kind first; it may be nothing."""
+def rankings(
+    store: Database, problem: Problem, device: torch.device, *, other_batches: bool = False
+) -> Iterator[Ranking]:
+    """Yield what was timed for a problem on each device whose code runs here, this kind first; it may be nothing.
+
+    Args:
+        store: The database.
+        problem: The problem.
+        device: The device.
+        other_batches: Yield of each device also what was timed at the other batch sizes, the nearest ones first.
+    """
+    target = device_target(device)
     for row, suffix in usable_devices(store, device):
-        timed = store.ranking(row, str(problem))
-        loaded = _loaded(store, timed, device_target(device), f"tuned{suffix}", problem.batch)
-        yield Ranking(timed, list(loaded), store.best_us(row, str(problem)) if timed else None)
+        for n in batches(store, problem) if other_batches else [problem.batch]:
+            tuned = with_batch(problem, n)
+            timed = store.ranking(row, str(tuned))
+            # A plan of cuDNN serves its own problem only.
+            source, plans = ("tuned", CUDNN_PLANS) if tuned == problem else (f"batch {n}", 0)
+            loaded = _loaded(store, shortlist(timed, CANDIDATES, plans), target, f"{source}{suffix}", n)
+            yield Ranking(timed, loaded, store.best_us(row, str(tuned)) if timed else None)
 
 
 def select(
@@ -281,22 +293,11 @@ def faster_alternatives(store: Database, device: Device, network: Network, compi
     return names
 
 
-def _tuned_on(store: Database, device: Device, problem: Problem, target: str, suffix: str) -> Iterator[KernelChoice]:
-    """Yield candidates for a problem that were tuned on one device, the nearest batch sizes first."""
-    for n in batches(store, problem):
-        tuned = with_batch(problem, n)
-        timed = store.ranking(device, str(tuned))
-        if tuned == problem:
-            yield from _loaded(store, timed, target, f"tuned{suffix}", n)
-        else:  # a plan of cuDNN serves its own problem only
-            yield from _loaded(store, timed, target, f"batch {n}{suffix}", n, plans=0)
-
-
 def _loaded(
-    store: Database, timed: Sequence[Measurement], target: str, source: str, batch: int, plans: int = CUDNN_PLANS
+    store: Database, tried: Sequence[Measurement], target: str, source: str, batch: int
 ) -> Iterator[KernelChoice]:
-    """Yield the candidates of a ranking that are tried and that a target runs, in its order."""
-    for row in shortlist(timed, CANDIDATES, plans):
+    """Yield the candidates that a target runs, in their order."""
+    for row in tried:
         library = row.kernel.library
         if library is None or runs_on(library.target, target):
             yield KernelChoice(candidate(store, row.kernel, row.launch), source, row.median_us, tuned_batch=batch)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -31,18 +32,22 @@ def trainable(module: nn.Module, winners: Winners, device: torch.device, graph: 
 
     Args:
         module: The module.
-        winners: The kernels.
+        winners: The kernels for the first compilation.
         device: The device of its parameters and inputs.
         graph: As for `compile_step`.
     """
+    unused = [winners]
 
     def backend(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
         if not torch.is_grad_enabled():
             return graph_module.forward
-        present = winners.renewed()  # the database may have changed since the last compilation
+        # The database may have changed since the last compilation.
+        present = unused.pop() if unused else winners.renewed()
         with present.reading():
-            if way := _faster_way_of(graph_module, example_inputs, present, device):
-                return on_torch(way, graph_module, example_inputs)
+            with suppress(CaptureError):
+                found = graph_problems(graph_module, example_inputs)
+                if found and (way := known_faster_way(found, present, device)):
+                    return on_torch(way, graph_module, example_inputs)
             return compile_step(graph_module, example_inputs, present, device, graph)
 
     compiled: Compiled = torch.compile(module, backend=backend, dynamic=False)
@@ -90,6 +95,8 @@ def compile_step(
 def known_faster_way(found: StepProblems, winners: Winners, device: torch.device) -> str | None:
     """Return the way in which torch runs a step faster than our kernels do; None if it does not, or is not known to.
 
+    All that the compilation of the step asks for is read.
+
     Args:
         found: The problems of the step.
         winners: The kernels.
@@ -98,6 +105,7 @@ def known_faster_way(found: StepProblems, winners: Winners, device: torch.device
     Raises:
         DatabaseError: The database cannot be read.
     """
+    winners.read(found.to_tune().values(), device)
     ways = winners.faster_ways(device, is_compiled=why_not_compiled(device) is None)
     return ways.get(step_digest(found.of_layers))
 
@@ -111,19 +119,6 @@ def on_torch(way: str, graph_module: fx.GraphModule, example_inputs: Sequence[An
         example_inputs: Dynamo's example of each argument.
     """
     return graph_module.forward if way == EAGER else by_inductor(graph_module, example_inputs)
-
-
-def _faster_way_of(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], winners: Winners, device: torch.device
-) -> str | None:
-    """Return what `known_faster_way` does for a graph of Dynamo; None without gradients or with dynamic sizes."""
-    if not winners.faster_ways(device, is_compiled=True):
-        return None  # finding the problems takes seconds for a deep network
-    try:
-        found = graph_problems(graph_module, example_inputs)
-    except CaptureError:
-        return None
-    return known_faster_way(found, winners, device) if found else None
 
 
 def why_not_compiled(device: torch.device) -> str | None:

@@ -20,11 +20,11 @@ from autotune.core import NEVER, Deadline, device_name
 from autotune.ir import NetworkKey, Problem
 from autotune.measure import THROTTLED, Monitor, interleave, replay_sampler, timed
 from autotune.tuner import SLOWED
+from autotune.tuner.plan import FINAL_ROUNDS
 from fused_resnet.training.compile import why_not_compiled
 from fused_resnet.training.kernels.step_plans import EAGER, INDUCTOR, faster_way, step_key
 from fused_resnet.training.kernels.winners import Winners
-from fused_resnet.training.step_tuner import FINAL_ROUNDS
-from fused_resnet.training.trained_step import Step, TrainedGraph, TrainedModule, TunedStep, step_choices
+from fused_resnet.training.trained_step import Step, TrainedGraph, TrainedModule, TunedStep, record_step
 from tuning_db import Store
 from tuning_db.schema import Device, PlanRow
 
@@ -73,21 +73,8 @@ def compare_step(
         if older.details["torch_us"][INDUCTOR] < fastest_us:
             return older
     slowed = {THROTTLED: compared.throttled} if compared.throttled else {}
-    return store.replace_plan(
-        older,
-        device_id=row.id,
-        network=str(key),
-        median_us=settled.median_us,
-        spread_us=settled.spread_us,
-        choices=step_choices(store, row, ours.kernels()),
-        details={
-            "alone_us": settled.median_us,
-            "samples_us": settled.samples_us,
-            "alternatives": [],
-            "torch_us": torch_us,
-            **slowed,
-        },
-    )
+    details = {"alone_us": settled.median_us, "torch_us": torch_us, **slowed}
+    return record_step(store, row, key, settled, ours.kernels(), **details)
 
 
 def compare_graph(

@@ -1,15 +1,16 @@
 """Chooses the kernels of a training step inside the whole step.
 
 Between other kernels a kernel finds another state of the caches than when it is timed alone, so another one may be
-faster there. The search exchanges one kernel after the other, those first that take most of the step, and keeps what
-makes the step faster. On a GPU a step is timed as one CUDA graph of its forward and backward pass.
+faster there. The search is the coordinate descent over the plans of networks: the calls of kernels are the layers. On a
+GPU a step is timed as one CUDA graph of its forward and backward pass.
 
 What is fused, and what stays on torch's operators, follows from the times alone: it decides which graph is compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -17,55 +18,48 @@ import torch
 
 from autotune.core import NEVER, Deadline
 from autotune.ir import NetworkKey
-from autotune.measure import Call, interleave, median_interval, replay_sampler, timed
+from autotune.measure import Call, LayerAssignment, Result, interleave, median_interval, replay_sampler, timed
+from autotune.runtime import Candidate
 from autotune.runtime.engine import EngineError
+from autotune.tuner.plan import FINAL_ROUNDS, PlanDescent, PlanState, PlanTimer
 from fused_resnet.training.kernels.bound_problem import BoundProblem, Key, bound, exchange, parsed
 from fused_resnet.training.kernels.step_plans import CLOSE
 from fused_resnet.training.kernels.winners import Winners, layout_of
-from fused_resnet.training.trained_step import TrainedModule, TunedStep, step_choices
+from fused_resnet.training.trained_step import TrainedModule, TunedStep, record_step
 from tuning_db import Store
 from tuning_db.schema import Device, PlanRow
 
 ALTERNATIVES = 2
 """Most kernels that are tried in place of one."""
-ROUNDS, FINAL_ROUNDS = 9, 21
-"""Interleaved rounds that compare two steps, and those of the last comparison, whose times are recorded."""
 _WARM_UPS = 2  # runs before a CUDA graph is captured
 
+Sampling = Callable[[Call, Sequence[BoundProblem]], Callable[[], float]]
+"""(a step, its kernels) -> a warm sampler of the step, which runs these kernels even if others are bound later."""
 
-class StepTimer:
-    """Makes samplers of steps on one GPU: each step is a CUDA graph.
 
-    Args:
-        device: The GPU.
-    """
+def step_graphs(device: torch.device) -> Sampling:
+    """Return a function that makes samplers of steps on a GPU: each step is a CUDA graph."""
+    pool: Any = None  # torch's handle of the memory
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool: Any = None  # torch's handle of the memory
-
-    def sampler(self, step: Call, kernels: Sequence[BoundProblem]) -> Callable[[], float]:
-        """Return a warm sampler of a step.
-
-        Args:
-            step: Runs it.
-            kernels: The kernels that it runs. The sampler runs these even if others are bound later.
-        """
-        side, graph = torch.cuda.Stream(self._device), torch.cuda.CUDAGraph()
-        side.wait_stream(torch.cuda.current_stream(self._device))
+    def sampler(step: Call, kernels: Sequence[BoundProblem]) -> Callable[[], float]:
+        nonlocal pool
+        side, graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
+        side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
             for _ in range(_WARM_UPS):
                 step()
-        torch.cuda.current_stream(self._device).wait_stream(side)
+        torch.cuda.current_stream(device).wait_stream(side)
         # All graphs share memory: none reads what another one has written.
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=pool):
             step()
-        self._pool = self._pool or graph.pool()
+        pool = pool or graph.pool()
 
         def replay(_: object = kernels) -> None:  # whose workspaces the graph uses
             graph.replay()
 
-        return replay_sampler(replay, self._device)
+        return replay_sampler(replay, device)
+
+    return sampler
 
 
 def tune_step_plan(
@@ -75,7 +69,7 @@ def tune_step_plan(
     trained: TrainedModule,
     key: NetworkKey,
     until: Deadline = NEVER,
-    timer: StepTimer | None = None,
+    sampling: Sampling | None = None,
 ) -> PlanRow | None:
     """Find the fastest kernels for the problems of a step, and record them as its plan.
 
@@ -86,7 +80,7 @@ def tune_step_plan(
         trained: The module.
         key: The key of the plan.
         until: Deadline of the search; compiling the step is not interrupted.
-        timer: Makes the samplers; one of the module's GPU by default.
+        sampling: Makes the samplers of the step; by default those of CUDA graphs on the module's GPU.
 
     Returns:
         The plan, whose `details["alone_us"]` is the time of the step with the kernels that are the fastest alone. An
@@ -97,64 +91,96 @@ def tune_step_plan(
     if not step.calls:
         return None
     chosen = step.kernels()
+    calls = {f"call {i}": at for i, at in enumerate(chosen)}
+    steps = _Steps(step, calls, sampling or step_graphs(trained.device))
+    timer = PlanTimer(steps.time, lambda plan: tuple(plan.assignments), until.clock)
+    first = PlanState({name: LayerAssignment(name, chosen[at].candidate) for name, at in calls.items()})
     try:
-        first_us, settled_us = _settled(step, timer or StepTimer(trained.device), winners, until)
-        if settled_us is not first_us:
-            chosen = step.kernels()
+        timer.compare([first])
+        fastest = PlanDescent(timer, None, *_candidates(step, calls, winners), until).descend(first, group_first=False)
+        results = timer.compare([first] if fastest is first else [first, fastest], FINAL_ROUNDS)
+        assert results, "both were timed before"
+        settled = next((one for one in results[1:] if _is_shorter(one, results[0])), results[0])
+        if settled is not results[0]:
+            chosen = steps.kernels(fastest)
     finally:  # what is compiled later in this process runs the chosen ones
         for at, kernel in chosen.items():
             exchange(at, kernel)
-    settled, older = timed(settled_us), store.plan(row, str(key))
+    older = store.plan(row, str(key))
     if older and older.median_us < (settled.median_us or inf):
         return older
-    return store.replace_plan(
-        older,
-        device_id=row.id,
-        network=str(key),
-        median_us=settled.median_us,
-        spread_us=settled.spread_us,
-        choices=step_choices(store, row, chosen),
-        details={"alone_us": timed(first_us).median_us, "samples_us": settled.samples_us, "alternatives": []},
-    )
+    return record_step(store, row, key, settled, chosen, alone_us=results[0].median_us)
 
 
-def _settled(step: TunedStep, timer: StepTimer, winners: Winners, until: Deadline) -> tuple[list[float], list[float]]:
-    """Exchange kernels as long as that makes a step faster.
+def _candidates(
+    step: TunedStep, calls: Mapping[str, Key], winners: Winners
+) -> tuple[dict[str, list[Candidate]], dict[str, float]]:
+    """Return the kernels to try for each call, and the least time of all its runs in a step.
 
-    Returns:
-        Samples of the step as it was and as it is now; the same list if it is not faster.
+    They read the weight in the layout of the compiled graph.
     """
-    first = now = timer.sampler(step, list(step.kernels().values()))
-    for at, other in _moves(step, winners, until):
-        before = exchange(at, other)
-        tried = timer.sampler(step, list(step.kernels().values()))
-        if _is_shorter(*interleave([tried, now], ROUNDS).samples):
-            now = tried
-        else:
-            exchange(at, before)
-    first_us, *others = interleave([first] if now is first else [first, now], FINAL_ROUNDS).samples
-    return first_us, next((one for one in others if _is_shorter(one, first_us)), first_us)
+    candidates, us = {}, {}
+    for name, at in calls.items():
+        known, layout = winners.kernels(parsed(at[0]), at[-1]), at[2]
+        fastest_us = min(choice.expected_us or inf for choice in known)
+        close = [one.candidate for one in known if (one.expected_us or inf) <= CLOSE * fastest_us]
+        now = bound(*at).candidate
+        others = [one for one in close if one != now and layout in ("", layout_of(one))]
+        candidates[name], us[name] = [now, *others[:ALTERNATIVES]], step.calls[at] * fastest_us
+    return candidates, us
 
 
-def _moves(step: TunedStep, winners: Winners, until: Deadline) -> Iterator[tuple[Key, BoundProblem]]:
-    """Yield kernels to try, each for a problem whose weight it reads in the layout of the graph."""
-    known = {at: winners.kernels(parsed(at[0]), at[-1]) for at in step.calls}
-    fastest_us = {at: min(choice.expected_us or inf for choice in known[at]) for at in step.calls}
-    for at in sorted(step.calls, key=lambda at: -step.calls[at] * fastest_us[at]):
-        text, _, layout, scalars, device = at
-        close = [one.candidate for one in known[at] if (one.expected_us or inf) <= CLOSE * fastest_us[at]]
-        others = [one for one in close if one != bound(*at).candidate and layout in ("", layout_of(one))]
-        for one in others[:ALTERNATIVES]:
-            if until.is_over:
-                return
-            try:
-                other = BoundProblem(parsed(text), one, scalars, device)
-            except EngineError:
-                continue  # it refuses the size, or cannot be loaded
-            yield at, other
+@dataclass(frozen=True)
+class _Sampled:
+    """A plan of a step, the kernels that it runs, and its sampler."""
+
+    plan: PlanState
+    kernels: Mapping[str, BoundProblem]
+    sample: Callable[[], float]
 
 
-def _is_shorter(ours: Sequence[float], theirs: Sequence[float]) -> bool:
+class _Steps:
+    """Times plans of a step whose layers are its calls of kernels.
+
+    Args:
+        step: The step.
+        calls: What each call asks for, by the name of its layer.
+        sampling: Makes the samplers.
+    """
+
+    def __init__(self, step: Call, calls: Mapping[str, Key], sampling: Sampling) -> None:
+        self._step, self._calls, self._sampling = step, calls, sampling
+        self._known: list[_Sampled] = []  # of the last comparison, of which some plans are compared again
+
+    def kernels(self, plan: PlanState) -> dict[Key, BoundProblem]:
+        """Return the kernels of a plan of the last comparison."""
+        return {self._calls[name]: kernel for name, kernel in self._sampled(plan).kernels.items()}
+
+    def time(self, plans: Sequence[PlanState], rounds: int) -> list[Result]:
+        """Time plans in interleaved rounds, or return the fault of a kernel that cannot be bound."""
+        try:
+            self._known = [self._sampled(plan) for plan in plans]
+        except EngineError as error:
+            return [Result("refused", str(error))]
+        return [timed(samples) for samples in interleave([one.sample for one in self._known], rounds).samples]
+
+    def _sampled(self, plan: PlanState) -> _Sampled:
+        for one in self._known:
+            if one.plan.assignments == plan.assignments:
+                return one
+        kernels = {name: self._kernel(name, one.candidate) for name, one in plan.assignments.items()}
+        for name, kernel in kernels.items():
+            exchange(self._calls[name], kernel)
+        return _Sampled(plan, kernels, self._sampling(self._step, list(kernels.values())))
+
+    def _kernel(self, name: str, candidate: Candidate) -> BoundProblem:
+        text, _, _, scalars, device = self._calls[name]
+        known = (bound(*self._calls[name]), *(one.kernels[name] for one in self._known))
+        same = (kernel for kernel in known if kernel.candidate == candidate)
+        return next(same, None) or BoundProblem(parsed(text), candidate, scalars, device)
+
+
+def _is_shorter(ours: Result, theirs: Result) -> bool:
     """Return whether the samples of one step are shorter than those of another in the same rounds, beyond noise."""
-    ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
+    ratios = [one / other for one, other in zip(ours.samples_us, theirs.samples_us, strict=True)]
     return median_interval(ratios)[1] < 1

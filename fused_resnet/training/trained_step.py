@@ -12,13 +12,15 @@ from torch import fx, nn
 from torch._dynamo.backends.registry import lookup_backend
 from torch.utils._pytree import tree_leaves
 
+from autotune.ir import NetworkKey
+from autotune.measure import Result
 from autotune.runtime import Candidate, candidate
 from fused_resnet.training.compile import Compiled, compile_step, trainable
 from fused_resnet.training.kernels.bound_problem import BoundProblem, Key, bound, counted_calls
 from fused_resnet.training.kernels.winners import Winners
 from tuning_db import Store
 from tuning_db.plan_choices import plan_choice
-from tuning_db.schema import Device
+from tuning_db.schema import Device, PlanRow
 
 
 @dataclass(frozen=True)
@@ -137,10 +139,34 @@ class TunedStep(Step):
         return {at: bound(*at) for at in self.calls}
 
 
-def step_choices(store: Store, row: Device, kernels: Mapping[Key, BoundProblem]) -> list[dict[str, Any]]:
-    """Return the entries of a step's plan for its kernels, without those of which no time is stored."""
+def record_step(
+    store: Store,
+    row: Device,
+    key: NetworkKey,
+    result: Result,
+    kernels: Mapping[Key, BoundProblem],
+    **details: object,
+) -> PlanRow:
+    """Record the plan of a step in place of the one before; kernels of which no time is stored are left out.
+
+    Args:
+        store: The database.
+        row: The device.
+        key: The key of the plan.
+        result: The time of the step.
+        kernels: The kernels that it runs.
+        details: Further details of the plan.
+    """
     entries = [_entry(store, row, at[0], kernel.candidate) for at, kernel in kernels.items()]
-    return [entry for entry in entries if entry]
+    return store.replace_plan(
+        store.plan(row, str(key)),
+        device_id=row.id,
+        network=str(key),
+        median_us=result.median_us,
+        spread_us=result.spread_us,
+        choices=[entry for entry in entries if entry],
+        details={"samples_us": result.samples_us, "alternatives": [], **details},
+    )
 
 
 def _entry(store: Store, row: Device, problem: str, chosen: Candidate) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from autotune.core import device_name
 from fused_resnet.compile_backend import autotune
 from fused_resnet.training import step_problems
 from fused_resnet.training.kernels import bound_problem
-from fused_resnet.training.kernels.step_plans import planned_kernels, step_key
+from fused_resnet.training.kernels.step_plans import StepPlans, step_key
 from fused_resnet.training.step_tuner import tune_step_plan
 from fused_resnet.training.trained_step import TrainedModule
 from fused_resnet.tuning import TuneLimits, create, tune_step
@@ -81,7 +81,7 @@ def test_a_steps_plan_runs_and_is_as_exact(database):
     with Store.create(database) as store:
         row = store.device(device_name(x.device))
         plan = tune_step_plan(store, database, row, TrainedModule(copy.deepcopy(network), (x,), DTYPE), key)
-        assert plan.choices and set(planned_kernels(store, row)) == {one["layer"] for one in plan.choices}
+        assert plan.choices and set(StepPlans.read(store, row).kernels) == {one["layer"] for one in plan.choices}
     torch._dynamo.reset()
     compiled = torch.compile(network, backend=autotune, dynamic=False, options={"tuning_db": database})
     expected, theirs = gradients(exact, exact, None), gradients(plain, plain, DTYPE)

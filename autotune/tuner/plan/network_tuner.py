@@ -21,9 +21,10 @@ from autotune.measure import THROTTLED, LayerAssignment, Result, Worker
 from autotune.runtime import Candidate, faster_alternatives
 from autotune.tuner.plan.copied_plans import CopiedPlan
 from autotune.tuner.plan.plan_candidates import Known, KnownCandidate, known_candidates, plan_in_use
-from autotune.tuner.plan.plan_descent import ROUNDS, PlanDescent, PlanTimer
+from autotune.tuner.plan.plan_descent import PlanDescent
 from autotune.tuner.plan.plan_moves import PlanState
 from autotune.tuner.plan.plan_recorder import PlanRecorder
+from autotune.tuner.plan.plan_timer import FINAL_ROUNDS, ROUNDS, PlanTimer, network_timer
 from tuning_db import Store
 from tuning_db.schema import Device, PlanRow
 
@@ -31,8 +32,6 @@ _Timed = tuple[PlanState, Result]
 _Whole = Sequence[tuple[PlanState, KnownCandidate]]
 """Plans that run the whole network on torch's operators, and their candidates with the times of their trials."""
 
-FINAL_ROUNDS = 21
-"""Interleaved rounds of the last comparison, whose times are recorded."""
 COMPARISON_SECONDS, COMPARISON_SHARE = 8.0, 0.3
 """Time that is kept for the comparison with torch: most seconds, and share of what the choice of a plan has. Another
 process has to load the plan for it, which takes some seconds for a deep network."""
@@ -97,7 +96,7 @@ def tune_network_plan(
     known = known_candidates(store, device, network)
     if not all(known[layer.name] for layer in network.layers):
         return None
-    timer = PlanTimer(worker, network, until.clock)
+    timer = network_timer(worker, network, until.clock)
     in_use = plan_in_use(store, device, worker, network, known, copied, until)
     recorder = PlanRecorder(store, device, network, known)
     whole, winners = _whole_plans(network, known), _winners(known)
@@ -182,7 +181,7 @@ def record_copied_plan(
     plan = plan_in_use(store, device, worker, network, known, copied, until)
     if plan is None or until.is_over:
         return None
-    timer = PlanTimer(worker, network, until.clock)
+    timer = network_timer(worker, network, until.clock)
     results = timer.compare([plan])
     if results is None:
         tell(f"the plan of another database or batch size does not run: {timer.fault}")
@@ -317,7 +316,7 @@ def _compare_with_torch(recorder: PlanRecorder, best: PlanState | None, rivals: 
     torchs = [*eager, *compiled]
     if not torchs or until.is_over:
         return not recorder.keeps_faster
-    timer = PlanTimer(rivals.worker, network, until.clock)
+    timer = network_timer(rivals.worker, network, until.clock)
     running = [plan for plan in torchs if timer.runs(plan)]
     compared = timer.compare_those_that_run([*([best] if best else []), *running], FINAL_ROUNDS)
     recorder.torch_us = _torch_us(network, compared)

@@ -1,10 +1,10 @@
-"""Coordinate descent over the plans of a network, which are timed as a whole, on a GPU inside their CUDA graph.
+"""Coordinate descent over the plans of a network or of a training step, which are timed as a whole.
 
 In the first sweep all layers of one problem change together: that needs fewer rounds, and a gain in several layers
 stands out of the noise. It tries the layers first, then the alternatives, then the order. Later sweeps try the
-alternatives, each layer alone, and the order. All neighbours that a move reaches are timed with the current plan in
-interleaved rounds; the fastest replaces the current plan if its gain is above the noise. The descent ends with a sweep
-that changes nothing.
+alternatives, each layer alone, and the order. In a training step, which is compiled, only the kernels change. All
+neighbours that a move reaches are timed with the current plan in interleaved rounds; the fastest replaces the current
+plan if its gain is above the noise. The descent ends with a sweep that changes nothing.
 
 The time of a descent is limited. A move can gain no more than the time of its layers, so the moves of a sweep are made
 in descending order of that time, and each may take its share of the time that is left: as many neighbours are timed as
@@ -22,99 +22,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.core import NEVER, Deadline, ProblemError
-from autotune.ir import Layer, Network, Problem
-from autotune.measure import Result, Worker
+from autotune.ir import Network, Problem
+from autotune.measure import Result
 from autotune.runtime import Candidate
 from autotune.tuner.plan.plan_moves import Move, PlanState, Reorder, SwapKernel, TakeAlternative
+from autotune.tuner.plan.plan_timer import PlanTimer
 
 KEPT_CANDIDATES = 4
 """Candidates of a layer that sweeps after the first one try: the fastest in the network."""
 MAX_SWEEPS = 3
-ROUNDS = 7
-"""Interleaved rounds per comparison."""
 ORDER_WEIGHT = 0.05
 """Share of the network's time that a change of the order may gain."""
 LEAST_WEIGHT = 0.01
 """Share of the network's time from which on a move gets the time of one neighbour, also if its part is less."""
 JOINT_PLANS = 8
 """Neighbours in one comparison of several changes of kernels."""
-MAX_REQUEST_SECONDS = 10.0
-"""Longest comparison: the measuring process is killed if it does not answer within 30 s."""
 MAX_TIME_RATIO = 0.998
 """A plan replaces the current one if it takes less than this share of its time; a smaller gain may be noise."""
-
-
-class PlanTimer:
-    """Times plans of a network, and knows how long that takes.
-
-    Args:
-        worker: Times plans on the device.
-        network: The network.
-
-    Attributes:
-        seconds: Seconds of timing one plan by ROUNDS samples: binding, capture and rounds, in the requests so far.
-        fault: Why the last plan that could not be timed could not.
-        failed_layer: The layer whose candidate failed in it, if that is known.
-    """
-
-    def __init__(self, worker: Worker, network: Network, clock: Callable[[], float]) -> None:
-        self._worker, self._network, self._clock = worker, network, clock
-        self._layers: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[Layer, ...]] = {}
-        self.seconds = 0.0
-        self.fault: str | None = None
-        self.failed_layer: str | None = None
-
-    def layers(self, plan: PlanState) -> tuple[Layer, ...]:
-        """Return the layers that a plan runs, in their order.
-
-        Sorting the layers of a deep network takes longer than timing it, so it is done once for all plans that differ
-        in their kernels only.
-        """
-        key = tuple(alternative.name for alternative in plan.alternatives), tuple(plan.order)
-        if key not in self._layers:
-            self._layers[key] = plan.layers(self._network)
-        return self._layers[key]
-
-    def compare(self, plans: Sequence[PlanState], rounds: int = ROUNDS) -> list[Result] | None:
-        """Time plans in interleaved rounds; return None if one of them fails.
-
-        Raises:
-            OutOfTimeError: At the deadline of the worker.
-        """
-        started = self._clock()
-        sequences = [[plan.assignments[layer.name] for layer in self.layers(plan)] for plan in plans]
-        results = self._worker.time_networks(self._network, sequences, rounds)
-        if failed := [result for result in results if result.median_us is None]:
-            self.fault = f"{failed[0].status}: {failed[0].error}"
-            self.failed_layer = failed[0].details.get("layer")
-            return None
-        if rounds == ROUNDS:
-            taken = (self._clock() - started) / len(plans)
-            self.seconds = (self.seconds + taken) / 2 if self.seconds else taken
-        return results
-
-    def compare_those_that_run(
-        self, plans: Sequence[PlanState], rounds: int = ROUNDS
-    ) -> list[tuple[PlanState, Result]]:
-        """Time plans in interleaved rounds; if they do not run together, such as for want of memory, each alone.
-
-        Returns:
-            The plans that run, with their results.
-
-        Raises:
-            OutOfTimeError: At the deadline of the worker.
-        """
-        if results := self.compare(plans, rounds):
-            return list(zip(plans, results, strict=True))
-        return [(plan, results[0]) for plan in plans if (results := self.compare([plan], rounds))]
-
-    def num_plans(self, seconds: float) -> float:
-        """Return how many plans can be compared within some seconds."""
-        return min(seconds, MAX_REQUEST_SECONDS) / self.seconds if self.seconds else math.inf
-
-    def runs(self, plan: PlanState) -> bool:
-        """Return whether a plan can be timed."""
-        return self.compare([plan], 1) is not None
 
 
 @dataclass(frozen=True)
@@ -126,11 +50,12 @@ class _Neighbors:
 
 
 class PlanDescent:
-    """Coordinate descent over the plans of a network.
+    """Coordinate descent over plans.
 
     Args:
         timer: Times plans.
-        network: The network.
+        network: The network; None for the calls of kernels in compiled code, which are the layers of its plans: their
+            order stays, and none overlaps the one before it.
         candidates: The candidates of each layer by its name, the fastest alone first; a layer may have none.
         layer_us: Time of each layer in microseconds by its name.
         until: Deadline of the descent.
@@ -140,7 +65,7 @@ class PlanDescent:
     def __init__(
         self,
         timer: PlanTimer,
-        network: Network,
+        network: Network | None,
         candidates: Mapping[str, Sequence[Candidate]],
         layer_us: Mapping[str, float],
         until: Deadline = NEVER,
@@ -150,7 +75,7 @@ class PlanDescent:
         self._candidates = {name: list(each) for name, each in candidates.items() if each}
         self._us, self._on_improvement = layer_us, on_improvement
         self._tried: set[tuple[str, ...]] = set()  # moves whose neighbors were all timed, from the plan of that moment
-        self._problem_of = {layer.name: layer.problem for layer in network.all_layers}
+        self._problem_of = {layer.name: layer.problem for layer in network.all_layers} if network else {}
 
     def descend(self, plan: PlanState, group_first: bool, until: Deadline | None = None) -> PlanState:
         """Return a plan that no move makes faster, or the best after MAX_SWEEPS sweeps or at the deadline.
@@ -166,12 +91,12 @@ class PlanDescent:
         for sweep in range(MAX_SWEEPS):
             start = plan
             together = group_first and sweep == 0
-            names = [layer.name for layer in self._timer.layers(plan)]
+            names = self._timer.names(plan)
             groups = self._same_problem(names) if together else [[name] for name in self._candidates]
             swaps, alternatives = self._swaps(groups), self._alternatives()
-            order: tuple[float, Move] = (ORDER_WEIGHT * self._total(names), Reorder(self._network))
+            order = [(ORDER_WEIGHT * self._total(names), Reorder(self._network))] if self._network else []
             plan = self._make_moves(
-                [*swaps, *alternatives, order] if together else [*alternatives, *swaps, order], plan
+                [*swaps, *alternatives, *order] if together else [*alternatives, *swaps, *order], plan
             )
             if self._until.is_over or (plan is start and (not together or len(groups) == len(names))):
                 break
@@ -179,15 +104,17 @@ class PlanDescent:
 
     def _swaps(self, groups: Sequence[Sequence[str]]) -> list[tuple[float, Move]]:
         """Return the moves that change the kernel of groups of layers, each with its weight, the heaviest first."""
+        overlaps = (False, True) if self._network else (False,)
         swaps: list[tuple[float, Move]] = [
-            (self._total(group), SwapKernel(group, self._candidates[group[0]])) for group in groups
+            (self._total(group), SwapKernel(group, self._candidates[group[0]], overlaps)) for group in groups
         ]
         return sorted(swaps, key=lambda swap: -swap[0])
 
     def _alternatives(self) -> list[tuple[float, Move]]:
         """Return the moves that take or give up alternatives, each with its weight, the heaviest first."""
         moves: list[tuple[float, Move]] = [
-            (self._total(one.replaces), TakeAlternative(one)) for one in self._network.alternatives
+            (self._total(one.replaces), TakeAlternative(one))
+            for one in (self._network.alternatives if self._network else ())
         ]
         return sorted(moves, key=lambda move: -move[0])
 
@@ -196,7 +123,7 @@ class PlanDescent:
 
     def _make_moves(self, moves: Sequence[tuple[float, Move]], plan: PlanState) -> PlanState:
         """Make moves, given with their weights, as far as there is time; those that were tried before come last."""
-        whole = self._total(layer.name for layer in self._timer.layers(plan))
+        whole = self._total(self._timer.names(plan))
         known = [_identity(move) in self._tried for _, move in moves]
         for is_tried in (False, True):
             waiting = deque(one for one, tried in zip(moves, known, strict=True) if tried is is_tried)
@@ -284,14 +211,14 @@ class PlanDescent:
     def _can_run(self, plan: PlanState) -> bool:
         """Return whether the alternatives of a plan can be taken together."""
         try:
-            self._timer.layers(plan)  # kept for timing it
+            self._timer.names(plan)  # kept for timing it
         except ProblemError:
             return False
         return True
 
     def _runs(self, names: Sequence[str], plan: PlanState) -> bool:
         """Return whether a plan runs these layers."""
-        return {layer.name for layer in self._timer.layers(plan)}.issuperset(names)
+        return set(self._timer.names(plan)).issuperset(names)
 
     def _shorten_candidates(
         self, move: SwapKernel, plan: PlanState, neighbors: Sequence[PlanState], ratios: Sequence[float]

@@ -1,4 +1,4 @@
-"""Plans of a network during the search for the fastest one, and the moves from one plan to another.
+"""Plans during the search for the fastest one, and the moves from one plan to another.
 
 TakeAlternative   take an alternative of the network, or give it up
 SwapKernel        run a layer on another candidate, or toggle its overlap with the kernel before it, or both
@@ -86,18 +86,20 @@ class SwapKernel(Move):
 
     Attributes:
         layers: Names of the layers; all get the same candidate.
-        candidates: The candidates to try, with overlap and without; only kernels of our own can overlap.
+        candidates: The candidates to try.
+        overlaps: Whether they overlap the kernel before them: the values to try. Only kernels of our own can overlap.
     """
 
     layers: Sequence[str]
     candidates: Sequence[Candidate]
+    overlaps: Sequence[bool] = (False, True)
 
     def neighbors(self, plan: PlanState) -> list[PlanState]:
-        """Return a plan for each candidate with and without overlap, apart from the plan itself."""
+        """Return a plan for each candidate and each value of its overlap, apart from the plan itself."""
         current = [plan.assignments[name] for name in self.layers]
         ways = [
             [LayerAssignment(name, candidate, overlap) for name in self.layers]
-            for candidate, overlap in product(self.candidates, (False, True))
+            for candidate, overlap in product(self.candidates, self.overlaps)
             if candidate.native or not overlap
         ]
         return [plan.with_assignments(way) for way in ways if way != current]

@@ -7,7 +7,8 @@ rounds of the plan's time: a step that torch runs faster runs so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from autotune.ir import NetworkKey, Problem
@@ -48,30 +49,41 @@ def step_digest(problems: Iterable[Problem]) -> str:
     return digest_of(sorted(map(str, problems)))
 
 
-def planned_kernels(store: Database, device: Device) -> Mapping[str, Candidate]:
-    """Return the kernels that the plans of steps on a device choose, by the texts of their problems.
+@dataclass(frozen=True)
+class StepPlans:
+    """The plans of the steps of one device.
 
-    Where several steps contain a problem, the plan of the one that was planned last counts.
+    Attributes:
+        kernels: The kernels that the plans choose, by the texts of their problems. Where several steps contain a
+            problem, the plan of the one that was planned last counts.
+        plans: The plans by the digests of the steps. Where several plans have the same problems, the one that was
+            planned last counts.
     """
-    return {
-        choice["layer"]: candidate(store, store.kernel(choice["kernel"]), choice["launch"])
-        for _, plan in _plans(store, device)
-        for choice in plan.choices
-    }
 
+    kernels: Mapping[str, Candidate] = field(default_factory=dict)
+    plans: Mapping[str, Plan] = field(default_factory=dict)
 
-def faster_ways(store: Database, device: Device, is_compiled: bool) -> dict[str, str]:
-    """Return the ways in which torch runs steps faster than our kernels do, by the digests of the steps.
+    @classmethod
+    def read(cls, store: Database, device: Device) -> StepPlans:
+        """Read the plans of steps on a device."""
+        keys = [(text, NetworkKey.parse(text)) for text in store.planned(device)]  # the newest last
+        steps = [(key.digest, store.plan(device, text)) for text, key in keys if _OF_A_STEP in key.properties]
+        plans = [(digest, plan) for digest, plan in steps if plan]
+        kernels = {
+            choice["layer"]: candidate(store, store.kernel(choice["kernel"]), choice["launch"])
+            for _, plan in plans
+            for choice in plan.choices
+        }
+        return cls(kernels, dict(plans))
 
-    Where several plans have the same problems, the one that was planned last counts.
+    def faster_ways(self, is_compiled: bool) -> dict[str, str]:
+        """Return the ways in which torch runs steps faster than our kernels do, by the digests of the steps.
 
-    Args:
-        store: The database.
-        device: The device on which the steps were compared.
-        is_compiled: Whether Inductor can compile; if not, a step does not run by it.
-    """
-    found = {digest: faster_way(plan, is_compiled) for digest, plan in _plans(store, device)}
-    return {digest: way for digest, way in found.items() if way}
+        Args:
+            is_compiled: Whether Inductor can compile; if not, a step does not run by it.
+        """
+        found = {digest: faster_way(plan, is_compiled) for digest, plan in self.plans.items()}
+        return {digest: way for digest, way in found.items() if way}
 
 
 def faster_way(plan: Plan, is_compiled: bool = True) -> str | None:
@@ -84,11 +96,3 @@ def faster_way(plan: Plan, is_compiled: bool = True) -> str | None:
     ways = {way: us for way, us in plan.details.get("torch_us", {}).items() if is_compiled or way != INDUCTOR}
     fastest = min(ways, key=ways.__getitem__, default=None)
     return fastest if fastest and plan.median_us > NOTICEABLE * ways[fastest] else None
-
-
-def _plans(store: Database, device: Device) -> Iterator[tuple[str, Plan]]:
-    """Yield the plans of steps with the digests of their problems, the newest last."""
-    for text in store.planned(device):
-        key = NetworkKey.parse(text)
-        if _OF_A_STEP in key.properties and (plan := store.plan(device, text)):
-            yield key.digest, plan

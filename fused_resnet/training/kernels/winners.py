@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
 from typing import Any, TypeVar
@@ -18,13 +18,14 @@ from autotune.ir import Epilogue, Form, Problem, all_forms, forms, limit_us, par
 from autotune.ir.operators import Conv2dWgrad, Convolution, Elementwise
 from autotune.libraries import aten, cudnn_names
 from autotune.runtime import Candidate, KernelChoice, Ranking, rankings, usable_devices
-from fused_resnet.training.kernels.step_plans import CLOSE, faster_ways, planned_kernels
+from fused_resnet.training.kernels.step_plans import CLOSE, StepPlans
 from tuning_db import open_reader
 from tuning_db.location import file_of, is_address
 from tuning_db.protocols import Database, Device
 
 PublicKey = str | os.PathLike[str]
 Found = TypeVar("Found")
+P = TypeVar("P", bound=Problem)
 
 
 @dataclass(frozen=True)
@@ -78,23 +79,18 @@ class Winners:
     def read(self, problems: Iterable[Problem], device: torch.device) -> None:
         """Read all that the compilation of a step asks for: its problems and the plans, through one reader."""
         with self.reading():
-            self._planned(device)
+            self._plans(device)
             for problem in problems:
                 self._rankings(problem, device)
 
     def solutions(self, problem: Convolution, device: torch.device) -> tuple[Solution, ...]:
         """Return the ways to compute a pass, tuned at its very sizes, that beat torch's operator, the fastest first."""
         with self.reading():
-            limit = self._us_to_beat(problem, device)
-            found = [(form, choice) for form in forms(problem) for choice in self._solvers(form.problem, device)]
-            close_us = _close_us([choice for _, choice in found])
-
-            def place(kernel: tuple[Form, KernelChoice]) -> tuple[bool, float]:
-                form, choice = kernel
-                return not self._is_planned(form.problem, choice, close_us, device), _us(choice)
-
-            ranked = [(form, one) for form, one in sorted(found, key=place) if _us(one) < limit]
-            return tuple(dict.fromkeys(Solution(form, layout_of(one.candidate)) for form, one in ranked))
+            limit, ways = self._us_to_beat(problem, device), {form.problem: form for form in forms(problem)}
+            found = [(way, choice) for way in ways for choice in self._solvers(way, device)]
+            ranked = self._planned_first(sorted(found, key=lambda kernel: _us(kernel[1])), device)
+            faster = ((way, one.candidate) for way, one in ranked if _us(one) < limit)
+            return tuple(dict.fromkeys(Solution(ways[way], layout_of(one)) for way, one in faster))
 
     def fused_layout(
         self, problem: Problem, parts: Sequence[Problem], device: torch.device, *, with_pointwise: bool = False
@@ -133,14 +129,13 @@ class Winners:
             layout: The layout in which they read the weight; empty for any.
         """
         with self.reading():
-            solvers = self._solvers(problem, device)
-            close_us = _close_us(solvers)
-            ranked = sorted(solvers, key=lambda one: not self._is_planned(problem, one, close_us, device))
-        return [one for one in ranked if layout in ("", layout_of(one.candidate))]
+            ranked = self._planned_first([(problem, one) for one in self._solvers(problem, device)], device)
+        return [one for _, one in ranked if layout in ("", layout_of(one.candidate))]
 
     def torch_us(self, problem: Problem, device: torch.device) -> float | None:
         """Return the time of torch's operator for a problem; None if it was not timed."""
-        return next((timed[aten.FAMILY] for timed in self._times(problem, device) if aten.FAMILY in timed), None)
+        rows = (row for one in self._rankings(problem, device) for row in one.timed)
+        return next((row.median_us for row in rows if row.kernel.family == aten.FAMILY), None)
 
     def limit_us(self, problem: Problem, device: torch.device) -> float | None:
         """Return the least time of a problem by the device's peak rates; None if the database does not know these."""
@@ -154,12 +149,8 @@ class Winners:
             device: The device; times of another one say nothing about it.
             is_compiled: Whether Inductor can compile.
         """
-
-        def ways(store: Database) -> Mapping[str, str]:
-            row = store.device(device_name(device))
-            return faster_ways(store, row, is_compiled) if row else {}
-
-        return self._read(("ways", device, is_compiled), ways) if self._uses_plans else {}
+        row = self._device(device)
+        return self._plans(device).faster_ways(is_compiled) if row and row.name == device_name(device) else {}
 
     def stamp(self) -> str | None:
         """Return a text that changes with the database; None if it is on a server, whose state has no such text."""
@@ -177,16 +168,18 @@ class Winners:
         return found
 
     def _rankings(self, problem: Problem, device: torch.device) -> list[Ranking]:
-        return self._read((str(problem), device), lambda store: list(rankings(store, problem, device)))
+        def loaded(store: Database) -> list[Ranking]:
+            return [replace(one, choices=list(one.choices)) for one in rankings(store, problem, device)]
+
+        return self._read((str(problem), device), loaded)
 
     def _device(self, device: torch.device) -> Device | None:
         """Return the first kind of device whose code runs here."""
         return self._read(device, lambda store: next((row for row, _ in usable_devices(store, device)), None))
 
-    def _planned(self, device: torch.device) -> Mapping[str, Candidate]:
-        """Return the kernels that the plans of steps name, by the texts of their problems."""
+    def _plans(self, device: torch.device) -> StepPlans:
         row = self._device(device) if self._uses_plans else None
-        return self._read(("planned", device), lambda store: planned_kernels(store, row)) if row else {}
+        return self._read(("plans", device), lambda store: StepPlans.read(store, row)) if row else StepPlans()
 
     def _solvers(self, problem: Problem, device: torch.device) -> list[KernelChoice]:
         found = [choice for one in self._rankings(problem, device) for choice in one.choices]
@@ -204,30 +197,24 @@ class Winners:
 
         Where plans of cuDNN were timed, which torch runs, too, the fastest of all is taken, so there is no limit.
         """
-        for timed in self._times(problem, device):
-            if aten.FAMILY in timed:
-                return timed[aten.FAMILY] or 0.0
-            if cudnn_names.FAMILY in timed:
+        for one in self._rankings(problem, device):
+            families = {row.kernel.family for row in one.timed}
+            if aten.FAMILY in families:
+                return self.torch_us(problem, device) or 0.0
+            if cudnn_names.FAMILY in families:
                 return inf
         return 0.0
 
-    def _times(self, problem: Problem, device: torch.device) -> list[dict[str, float | None]]:
-        """Return the time of the fastest candidate of each family, for each device whose code runs here."""
-        found = self._rankings(problem, device)
-        return [{row.kernel.family: row.median_us for row in reversed(one.timed)} for one in found]
-
-    def _is_planned(self, problem: Problem, choice: KernelChoice, close_us: float, device: torch.device) -> bool:
-        """Return whether the plan of a step names a kernel that takes at most `close_us` alone."""
-        return _us(choice) <= close_us and self._planned(device).get(str(problem)) == choice.candidate
+    def _planned_first(
+        self, found: Sequence[tuple[P, KernelChoice]], device: torch.device
+    ) -> list[tuple[P, KernelChoice]]:
+        """Return kernels in their order, but first those that plans of steps name, unless they are far slower alone."""
+        close_us, planned = CLOSE * min((_us(one) for _, one in found), default=inf), self._plans(device).kernels
+        return sorted(found, key=lambda one: _us(one[1]) > close_us or planned.get(str(one[0])) != one[1].candidate)
 
 
 def _us(choice: KernelChoice) -> float:
     return choice.expected_us or inf
-
-
-def _close_us(known: Iterable[KernelChoice]) -> float:
-    """Return the longest time alone with which the kernel of a plan comes before the fastest one."""
-    return CLOSE * min(map(_us, known), default=inf)
 
 
 def layout_of(candidate: Candidate) -> str:

@@ -20,7 +20,7 @@ from autotune.measure.resources import IGNORE
 from fused_resnet import FusedResNet, explain_step
 from fused_resnet.training import Winners, graph_problems, known_faster_way, step_problems
 from fused_resnet.training.kernels.bound_problem import counted_calls
-from fused_resnet.training.kernels.step_plans import EAGER, INDUCTOR, faster_way, faster_ways, step_key
+from fused_resnet.training.kernels.step_plans import EAGER, INDUCTOR, StepPlans, faster_way, step_key
 from fused_resnet.training.step_comparison import compare_step, compared_text
 from fused_resnet.training.trained_step import TrainedModule
 from tuning_db import Store
@@ -159,7 +159,7 @@ def compared(path, until=None):
         trained = TrainedModule(network(), (images(),))
         given = {} if until is None else {"until": until}
         plan = compare_step(store, path, row, trained, key(), **given)
-        return plan, faster_ways(store, row, is_compiled=True)
+        return plan, StepPlans.read(store, row).faster_ways(is_compiled=True)
 
 
 def test_a_comparison_records_our_time_and_torchs(database):

@@ -19,7 +19,7 @@ from autotune.ir import NetworkKey, parse
 from autotune.runtime import candidate
 from fused_resnet.training import Winners, step_problems
 from fused_resnet.training.kernels.bound_problem import bound, counted_calls
-from fused_resnet.training.kernels.step_plans import planned_kernels, step_key
+from fused_resnet.training.kernels.step_plans import StepPlans, step_key
 from fused_resnet.training.kernels.winners import layout_of
 from fused_resnet.training.step_tuner import tune_step_plan
 from fused_resnet.training.trained_step import TrainedModule
@@ -87,20 +87,20 @@ class GivenTimes:
     def __init__(self, faster=None):
         self.faster, self.steps = faster, 0
 
-    def sampler(self, step, kernels):
+    def __call__(self, step, kernels):
         step()
         self.steps += 1
         us = float(sum(1 if one.candidate == self.faster else 2 for one in kernels))
         return lambda: us
 
 
-def tuned(path, timer, until=None):
+def tuned(path, sampling, until=None):
     problems = step_problems(network(), [images()]).to_tune().values()
     key = step_key("network", 2, "f32", problems)
     with Store.create(path) as store:
         (row,) = store.devices()
         given = {} if until is None else {"until": until}
-        return tune_step_plan(store, path, row, TrainedModule(network(), (images(),)), key, timer=timer, **given)
+        return tune_step_plan(store, path, row, TrainedModule(network(), (images(),)), key, sampling=sampling, **given)
 
 
 def test_a_kernel_that_makes_the_step_faster_is_the_one_that_runs(database, tmp_path):
@@ -133,7 +133,7 @@ def test_without_a_faster_kernel_the_plan_has_those_that_are_the_fastest_alone(d
     with Store.create(database) as store:
         (row,) = store.devices()
         assert len(store.plans()) == 1, "a plan takes the place of the one before"
-        assert planned_kernels(store, row)[str(FORWARD)] == first
+        assert StepPlans.read(store, row).kernels[str(FORWARD)] == first
 
 
 def test_a_planned_kernel_that_is_far_slower_alone_by_now_does_not_run(database):
@@ -150,10 +150,10 @@ def test_a_planned_kernel_that_is_far_slower_alone_by_now_does_not_run(database)
 
 def test_kernels_that_were_tried_do_not_stay(database):
     class Ending(GivenTimes):
-        def sampler(self, step, kernels):
+        def __call__(self, step, kernels):
             if self.steps:
                 raise torch.OutOfMemoryError("out of memory")
-            return super().sampler(step, kernels)
+            return super().__call__(step, kernels)
 
     with counted_calls() as calls, pytest.raises(torch.OutOfMemoryError):
         tuned(database, Ending())
@@ -177,5 +177,7 @@ def test_a_step_without_kernels_has_no_plan(database):
     with Store.create(database) as store:
         (row,) = store.devices()
         other = TrainedModule(nn.Sequential(nn.Linear(8, 4)).train(), (torch.randn(2, 8),))
-        assert tune_step_plan(store, database, row, other, step_key("other", 2, "f32", []), timer=GivenTimes()) is None
+        assert (
+            tune_step_plan(store, database, row, other, step_key("other", 2, "f32", []), sampling=GivenTimes()) is None
+        )
         assert not store.plans()
