@@ -34,8 +34,8 @@ def result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """
     rule, tensors = _RULES.get(func), [one for one in tree_leaves(args) if isinstance(one, torch.Tensor)]
     order = _order(tensors, is_convolution=rule in (_conv2d, _conv_transpose2d))
-    if rule is _mean and order is torch.channels_last:
-        order = None  # axes of size 1 have other strides
+    if rule in (_mean, _linear) and order is torch.channels_last:
+        order = None  # axes of size 1 have other strides; rows of a product of matrices lie one after another
     if rule is None or kwargs or order is None or len({one.dtype for one in tensors}) > 1:
         if "conv" in str(func) and not all(map(_is_only_contiguous, tensors)):
             raise CaptureError(f"the order in memory of what {func} makes depends on the device")
@@ -49,14 +49,16 @@ def result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 def _order(tensors: Sequence[torch.Tensor], *, is_convolution: bool) -> torch.memory_format | None:
     """Return the memory format of an operator's result: that of its arguments; None if they have several or another.
 
-    Of a convolution, one argument in channels last suffices. Integers have none.
+    A convolution copies its arguments to the memory format of its result: channels last if torch calls the input or the
+    weight so. Integers have none.
     """
     if not tensors or not tensors[0].dtype.is_floating_point:
         return None
+    if is_convolution and all(one.dim() == 4 for one in tensors[:2]):
+        is_last = any(map(_has_strides_of_channels_last, tensors[:2]))
+        return torch.channels_last if is_last else torch.contiguous_format
     last = [one for one in tensors if one.dim() == 4 and one.is_contiguous(memory_format=torch.channels_last)]
     others = [one for one in tensors if not any(one is known for known in last)]
-    if is_convolution and any(map(_has_strides_of_channels_last, last)):
-        return torch.channels_last if all(one.is_contiguous() for one in others) else None
     if all(one.is_contiguous() for one in tensors):
         return torch.contiguous_format
     return torch.channels_last if all(one.is_contiguous() and one.dim() != 4 for one in others) else None
@@ -67,9 +69,13 @@ def _is_only_contiguous(x: torch.Tensor) -> bool:
 
 
 def _has_strides_of_channels_last(x: torch.Tensor) -> bool:
-    """Return whether torch calls x channels last, where axes of one element leave open which format it has."""
-    n, c, h, w = x.stride()
-    return c == 1 and w >= x.shape[1] and h >= w * x.shape[3] and n >= h * x.shape[2] and x.shape[1:].numel() > 1
+    """Return whether torch calls x channels last: Tensor::suggest_memory_format, which is not in Python."""
+    least, of_channels = 0, x.stride(1)
+    for axis in (1, 3, 2, 0):
+        if not x.shape[axis] or x.stride(axis) < least or (axis == 0 and least == of_channels):
+            return False
+        least = x.stride(axis) * x.shape[axis]
+    return of_channels > 0
 
 
 def _made(like: torch.Tensor, *shape: int) -> torch.Tensor:

@@ -21,6 +21,7 @@ CASES = [
     (aten.conv_transpose2d.input, (X, (6, 1, 2, 2), (6,), [2, 2], [0, 0], [0, 0], 6)),
     (aten.linear.default, ((2, 5, 6), (3, 6), (3,))),
     (aten.linear.default, ((6,), (3, 6))),
+    (aten.linear.default, (X, (3, 8), (3,))),
     (aten.batch_norm.default, (X, (6,), (6,), (6,), (6,), False, 0.1, 1e-5, True)),
     *((pool, (X, *rest)) for pool in (aten.avg_pool2d.default, aten.max_pool2d.default) for rest in (
         ([3, 3],), ([3, 2], [2, 2]), ([3, 3], [2, 1], [1, 1]))),
@@ -93,6 +94,32 @@ def test_a_known_result_has_the_operators_order_in_memory(operator, args, last):
     found = result(operator, traced, {})
     expected = operator(*real)
     assert (found.shape, found.stride(), found.dtype) == (expected.shape, expected.stride(), expected.dtype)
+
+
+VIEWS = {
+    "permuted": lambda n, c, h, w: torch.rand(h, w, c, n).permute(3, 2, 0, 1),
+    "transposed": lambda n, c, h, w: torch.rand(n, c, w, h).transpose(2, 3),
+    "channels last": lambda n, c, h, w: torch.rand(n, h, w, c).permute(0, 3, 1, 2),
+    "part of channels last": lambda n, c, h, w: torch.rand(n, h + 1, w, 2 * c).permute(0, 3, 1, 2)[:, :c, 1:],
+    "each second channel": lambda n, c, h, w: torch.rand(n, h, w, 2 * c).permute(0, 3, 1, 2)[:, ::2],
+    "part of rows": lambda n, c, h, w: torch.rand(n, c, h, w + 3)[..., 3:],
+    "expanded batch": lambda n, c, h, w: torch.rand(1, c, h, w).expand(n, c, h, w),
+    "expanded channels": lambda n, c, h, w: torch.rand(n, 1, h, w).expand(n, c, h, w),
+}
+
+
+@pytest.mark.parametrize("size", [(2, 6, 9, 8), (1, 6, 9, 8), (2, 6, 3, 1), (1, 6, 1, 1)], ids=str)
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("operator", [aten.conv2d.default, aten.conv_transpose2d.input], ids=str)
+def test_a_convolution_of_any_strides_has_the_operators_order_in_memory(operator, last, view, size):
+    order = torch.channels_last if last else torch.contiguous_format
+    given = [view(*size), torch.rand(6, 6, 3, 3).contiguous(memory_format=order), None, [1, 1], [1, 1]]
+    expected, found = (
+        operator(*given),
+        result(operator, [meta(one) if isinstance(one, torch.Tensor) else one for one in given], {}),
+    )
+    assert (found.shape, found.stride()) == (expected.shape, expected.stride())
 
 
 @pytest.mark.parametrize(("operator", "args"), WRONG, ids=lambda one: str(one).removeprefix("aten."))
