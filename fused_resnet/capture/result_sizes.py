@@ -142,7 +142,8 @@ def _adaptive_avg_pool2d(x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
 
 
 def _batch_norm(x: torch.Tensor, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *_: Any) -> Any:
-    if training or any(one is not None and one.shape != x.shape[1:2] for one in (weight, bias, mean, variance)):
+    is_wrong = training and mean is not None  # in eval mode without statistics, the input's own are used
+    if is_wrong or any(one is not None and one.shape != x.shape[1:2] for one in (weight, bias, mean, variance)):
         raise CaptureError(f"batch_norm does not take an input of {tuple(x.shape)}")
     return _made(x, *x.shape)
 

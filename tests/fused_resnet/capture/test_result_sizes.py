@@ -23,6 +23,7 @@ CASES = [
     (aten.linear.default, ((6,), (3, 6))),
     (aten.linear.default, (X, (3, 8), (3,))),
     (aten.batch_norm.default, (X, (6,), (6,), (6,), (6,), False, 0.1, 1e-5, True)),
+    (aten.batch_norm.default, (X, (6,), (6,), None, None, True, 0.1, 1e-5, True)),
     *((pool, (X, *rest)) for pool in (aten.avg_pool2d.default, aten.max_pool2d.default) for rest in (
         ([3, 3],), ([3, 2], [2, 2]), ([3, 3], [2, 1], [1, 1]))),
     (aten.max_pool2d.default, (X, [3, 2], [1, 2], [1, 0], [2, 3])),
