@@ -10,32 +10,38 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from autotune.core import AutotuneError, CaptureError, in_one_line
 from autotune.ir import BYTE_PRECISIONS, Network
 from autotune.ir.operators import ToChannelsLast, TorchCall
 from autotune.runtime.engine import same_objects
+from fused_resnet.call import Signature, take_apart
 from fused_resnet.compile_options import CompileOptions
-from fused_resnet.dynamo_graph import Unlifted, unlift
+from fused_resnet.dynamo_graph import Unlifted, holds, unlift
 from fused_resnet.inductor_backend import by_inductor
 from fused_resnet.model_source import Captured
 from fused_resnet.module import FusedResNet
 from fused_resnet.options import TuneLimits
 from fused_resnet.torch_op import InputError
 from fused_resnet.tuning import compare_step_graph, tune_missing, tune_step
+from tuning_db import open_reader, public_keys
 
 if TYPE_CHECKING:
     from fused_resnet.training import StepProblems
 
 LARGEST_FAMILY = 32
 """Most models that share one graph, such as the blocks of one class in a network, and keep their plans."""
+KEPT_REPLACED = 1
+"""Number of models that keep their plans although they got other parameters, such as averages for an evaluation."""
 
 Compiled = Callable[..., Any]
 
@@ -160,16 +166,24 @@ class CompiledGraph:
         self._inputs = _getter(unlifted.inputs)
         self._is_tuple = unlifted.is_tuple
         self._source = Captured(unlifted.module, type(unlifted.module).__name__, options.precision, options.calibration)
-        self._first: FusedResNet | None = self._fused(self._source)
-        self._bound: list[_Bound] = []
+        self._bound: dict[int, _Bound] = {}  # by a number, in the order of their first calls
         self._last: _Bound | None = None
+        self._numbers = count()
         self._refused: set[tuple[torch.Size, ...]] = set()
         self._lock = threading.Lock()
+        with open_reader(options.database, public_keys(options.trusted_keys)):
+            pass  # a database that cannot be read raises here rather than at the first call
 
     def network(self, inputs: Sequence[torch.Tensor]) -> Network:
-        """Return the layers for inputs like these; raises CaptureError or InputError if there are none."""
-        assert self._first
-        return _captured(self._first, inputs)
+        """Return the layers for inputs like these, and forget the parameters that Dynamo gave as examples.
+
+        Raises:
+            CaptureError: There are no layers for the graph.
+            InputError: There are none for such inputs.
+        """
+        network = _captured(self._source, inputs)
+        self._unlifted.forget_states()
+        return network
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the graph.
@@ -186,7 +200,7 @@ class CompiledGraph:
             try:
                 result = bound.network(*inputs)
             except Exception:  # other shapes of the same graph were captured, or a kernel failed
-                if (reason := _refusal(bound.network, inputs)) is None:
+                if (reason := _refusal(bound.network._source, inputs)) is None:
                     raise
                 self._refused.add(tuple(x.shape for x in inputs))
                 warnings.warn(f"backend='autotune' runs a graph on torch's operators, because {reason}", stacklevel=2)
@@ -196,23 +210,29 @@ class CompiledGraph:
     def _bind(self, arguments: tuple[Any, ...]) -> _Bound:
         """Return the network with these parameters and buffers, and make it the one that is tried first."""
         with self._lock:
-            found = next((one for one in self._bound if same_objects(arguments, one.arguments)), None)
+            known = list(self._bound.items())
+            found = next((one for _, one in known if same_objects(arguments, one.arguments)), None)
             if found is None:
-                self._bound = [one for one in self._bound if not one.is_orphan()][-LARGEST_FAMILY + 1 :]
-                found = self._new(arguments)
-                self._bound.append(found)
+                replaced = [number for number, one in known if one.is_replaced()]
+                for number in [*replaced[:-KEPT_REPLACED], *[number for number, _ in known][: 1 - LARGEST_FAMILY]]:
+                    self._bound.pop(number, None)
+                number = next(self._numbers)
+                self._bound[number] = found = self._new(arguments, number)
             self._last = found
             return found
 
-    def _new(self, arguments: tuple[Any, ...]) -> _Bound:
-        positions = set(self._unlifted.states.values())
+    def _new(self, arguments: tuple[Any, ...], number: int) -> _Bound:
+        states, graph = self._unlifted.states.values(), weakref.ref(self)
+
+        def forget(_: object) -> None:  # runs inside any operation of any thread, and so takes no lock
+            if (one := graph()) and one._bound.pop(number, None) is one._last:
+                one._last = None
+
+        tensors, positions = [arguments[position] for position in states], set(states)
         expected = tuple(one if i in positions else None for i, one in enumerate(arguments))
-        tensors = [arguments[position] for position in self._unlifted.states.values()]
-        if self._first is None:
-            return _Bound(expected, self._fused(self._source.with_module(self._unlifted.with_states(tensors))))
-        self._unlifted.set_states(tensors)  # until now they were Dynamo's examples
-        found, self._first = _Bound(expected, self._first), None
-        return found
+        network = self._fused(self._source.with_module(self._unlifted.with_states(tensors)))
+        models = self._unlifted.owners(tensors, sys._getframe(3))
+        return _Bound(expected, network, tuple(weakref.ref(one, forget) for one in models))
 
     def _fused(self, source: Captured) -> FusedResNet:
         options = self._options
@@ -253,15 +273,19 @@ class _Bound:
     Attributes:
         arguments: The arguments of the graph that are parameters or buffers, and None for the others.
         network: The network.
+        models: The user's modules that held them at the first call; none if they were not found. The end of one of them
+            ends this record. The tensors themselves get no weak references, because torch.utils.swap_tensors refuses
+            tensors that have any.
     """
 
     arguments: tuple[torch.Tensor | None, ...]
     network: FusedResNet
+    models: tuple[weakref.ref[nn.Module], ...]
 
-    def is_orphan(self) -> bool:
-        """Return whether only this object holds one of the tensors, so that no call can pass all of them again."""
-        held = 5  # by the tuple, a dictionary of the module, the copy that StateWatch keeps, the loop, and getrefcount
-        return any(one is not None and sys.getrefcount(one) <= held for one in self.arguments)
+    def is_replaced(self) -> bool:
+        """Return whether the user's modules hold other tensors now."""
+        models = [model for one in self.models if (model := one()) is not None]
+        return bool(models) and not holds(models, [one for one in self.arguments if one is not None])
 
 
 def _started() -> float:
@@ -271,19 +295,20 @@ def _started() -> float:
     return time.monotonic() - (max(0, time.time_ns() - began) / 1e9 if began else 0.0)
 
 
-def _captured(network: FusedResNet, inputs: Sequence[torch.Tensor]) -> Network:
+def _captured(source: Captured, inputs: Sequence[torch.Tensor]) -> Network:
     """Return the layers for inputs like these; raises CaptureError or InputError if there are none."""
     if not inputs:
         raise CaptureError("the graph has no input")
     if len(dtypes := {one.dtype for one in inputs if one.is_floating_point()}) > 1:
         raise CaptureError(f"its inputs are in several dtypes: {', '.join(sorted(map(str, dtypes)))}")
-    return network._network(*inputs)
+    arguments, tensors = take_apart((), inputs, {})
+    return source.network(Signature.of(tensors, arguments))
 
 
-def _refusal(network: FusedResNet, inputs: Sequence[torch.Tensor]) -> str | None:
+def _refusal(source: Captured, inputs: Sequence[torch.Tensor]) -> str | None:
     """Return why there are no layers for inputs like these; None if there are."""
     try:
-        _captured(network, inputs)
+        _captured(source, inputs)
     except Exception as error:
         return in_one_line(error)
     return None

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from types import FrameType
 from typing import Any
 
 import torch
@@ -22,6 +23,9 @@ from fused_resnet.inert_regions import inline_inert_regions
 
 UNNAMED = "GraphModule"
 """Name of the network where Dynamo does not tell the class of the user's model."""
+
+_FRAMES = 8
+"""Most frames between a call of a graph and the function that Dynamo compiled; torch 2.6 to 2.13 has one."""
 
 _STATE = re.compile(r"\.(_modules|_parameters|_buffers)\[")
 """Where the path inside a module begins in the source of a parameter or buffer."""
@@ -42,26 +46,53 @@ class Unlifted:
         states: Name of each parameter and buffer -> its position among the arguments of the graph.
         inputs: Positions of the caller's tensors.
         is_tuple: Whether the module returns a tuple.
+        roots: Dynamo's expressions for the modules that hold the parameters and buffers, such as "L['self']".
     """
 
     module: DynamoGraph
     states: Mapping[str, int]
     inputs: tuple[int, ...]
     is_tuple: bool
+    roots: frozenset[str] = frozenset()
 
-    def set_states(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Make these tensors the parameters and buffers of the module, in the order of `states`."""
-        for name, tensor in zip(self.states, tensors, strict=True):
+    def forget_states(self) -> None:
+        """Replace the parameters and buffers of the module, which are Dynamo's examples, by tensors without memory."""
+        for name in self.states:
             path, _, key = name.rpartition(".")
             owner = self.module.get_submodule(path)
             kind: dict[str, Any] = owner._parameters if key in owner._parameters else owner._buffers
-            kind[key] = tensor
+            kind[key] = torch.empty_like(kind[key], device="meta")
 
     def with_states(self, tensors: Sequence[torch.Tensor]) -> DynamoGraph:
         """Return a module with the same graph and other parameters and buffers, in the order of `states`."""
         attributes = _attributes(self.module, self.module.graph)
         attributes |= dict(zip(self.states, tensors, strict=True))
-        return _module(attributes, self.module.graph, type(self.module).__name__)
+        made = _module(attributes, self.module.graph, type(self.module).__name__)
+        self.module.graph.owning_module = self.module  # else the graph keeps the last module
+        return made
+
+    def owners(self, tensors: Sequence[torch.Tensor], frame: FrameType | None) -> list[nn.Module]:
+        """Return the user's modules that hold the parameters and buffers of a call; none where they are not found.
+
+        Args:
+            tensors: The parameters and buffers.
+            frame: The innermost frame of the call. The compiled function is near it, and its variables are in `roots`.
+        """
+        for _ in range(_FRAMES):
+            if frame is None:
+                break
+            found = [_evaluated(root, frame.f_locals, frame.f_globals) for root in self.roots]
+            modules = [one for one in found if one is not None]
+            if len(modules) == len(found) and holds(modules, tensors):
+                return modules
+            frame = frame.f_back
+        return []
+
+
+def holds(modules: Iterable[nn.Module], tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether each tensor is a parameter or buffer of one of the modules."""
+    held = {id(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())}
+    return held.issuperset(map(id, tensors))
 
 
 def unlift(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Unlifted:
@@ -83,7 +114,8 @@ def unlift(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Unlif
     inline_inert_regions(graph_module, graph)
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     sources = {node: _source(node) for node in placeholders}
-    root = _root([sources[node] for node in placeholders])
+    roots = {source[: found.start()] for source in sources.values() if (found := _STATE.search(source))}
+    root = next(iter(roots)) if len(roots) == 1 else ""
     user = _module_at(root)
     for node in graph.nodes:  # the rest of what Dynamo notes would keep its fake tensors, and references to arguments
         stack = node.meta.get("nn_module_stack")
@@ -107,7 +139,7 @@ def unlift(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Unlif
         if not isinstance(example, torch.Tensor):
             _replace_number(graph, copied[node], sources[node], given)
     model = _module(_attributes(graph_module, graph) | tensors, graph, type(user).__name__ if user else UNNAMED)
-    return Unlifted(model, states, tuple(inputs.values()), is_tuple)
+    return Unlifted(model, states, tuple(inputs.values()), is_tuple, frozenset(roots))
 
 
 def _replace_number(graph: fx.Graph, place: fx.Node, source: str, tensors: Mapping[str, fx.Node]) -> None:
@@ -174,12 +206,6 @@ def _attribute(name: str) -> str:
     return f"{name}_" if hasattr(nn.Module, name) else name
 
 
-def _root(sources: Sequence[str]) -> str:
-    """Return the expression of the module that holds all parameters and buffers; "" if there are several."""
-    roots = {source[: found.start()] for source in sources if (found := _STATE.search(source))}
-    return roots.pop() if len(roots) == 1 else ""
-
-
 def _name(source: str, node: fx.Node, user: nn.Module | None) -> str:
     """Return the name of an input: that of the parameter of the user's forward, where Dynamo tells it.
 
@@ -208,11 +234,17 @@ def _module_at(root: str) -> nn.Module | None:
     """Return the module that an expression of Dynamo names; None if it cannot be told."""
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
-    scope, *names = _tokens(root) or [""]
     try:
         output = InstructionTranslator.current_tx().output
-        value: Any = {"L": output.local_scope, "G": output.global_scope}[scope][names[0]]
-        value = reduce(getattr, names[1:], value)
-    except (AttributeError, KeyError, IndexError):  # Dynamo's internals, which other versions may name otherwise
+        return _evaluated(root, output.local_scope, output.global_scope)
+    except AttributeError:  # Dynamo's internals, which other versions may name otherwise
+        return None
+
+
+def _evaluated(root: str, local_scope: Mapping[str, Any], global_scope: Mapping[str, Any]) -> nn.Module | None:
+    """Return the module that an expression of Dynamo names among variables; None if there is none."""
+    try:
+        value = eval(root, {"L": local_scope, "G": global_scope})
+    except Exception:  # an expression of any kind
         return None
     return value if isinstance(value, nn.Module) else None

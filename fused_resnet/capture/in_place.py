@@ -89,8 +89,9 @@ def _change_nothing(program: Program) -> bool:
     place = {node: i for i, node in enumerate(nodes)}
     memories = {node: memory(node) for node in nodes}
     changed = [(node, targets) for node in nodes if (targets := written(node))]
+    states = {one: memories[one] for one in _states(program)} if changed else {}
     for node, targets in changed:
-        _refuse_state(program, node, set().union(*(memories[target] for target in targets)), memories)
+        _refuse_state(program, node, set().union(*(memories[target] for target in targets)), states)
     functions = {}
     for node, targets in changed:
         target, functions[node] = targets[0], _function_of(node, targets)
@@ -104,16 +105,29 @@ def _change_nothing(program: Program) -> bool:
     return True
 
 
-def _refuse_state(program: Program, node: fx.Node, changed: set[int], memories: dict[fx.Node, set[int]]) -> None:
-    """Check that a node does not change memory of the model, which a captured network would not do."""
-    signature = program.graph_signature
-    names = {
-        **signature.inputs_to_lifted_tensor_constants,
-        **signature.inputs_to_buffers,
-        **signature.inputs_to_parameters,
-    }
-    for one, of_one in memories.items():
-        if one.op == "placeholder" and one.name not in signature.user_inputs and of_one & changed:
+def _states(program: Program) -> list[fx.Node]:
+    """Return the placeholders of parameters, buffers and constants."""
+    inputs = set(program.graph_signature.user_inputs)
+    return [one for one in program.graph.nodes if one.op == "placeholder" and one.name not in inputs]
+
+
+def _refuse_state(program: Program, node: fx.Node, changed: set[int], states: dict[fx.Node, set[int]]) -> None:
+    """Check that a node does not change memory of the model, which a captured network would not do.
+
+    Args:
+        program: The program.
+        node: The node.
+        changed: The memory that it changes.
+        states: The memory of each parameter, buffer and constant.
+    """
+    for one, of_one in states.items():
+        if of_one & changed:
+            signature = program.graph_signature
+            names = {
+                **signature.inputs_to_lifted_tensor_constants,
+                **signature.inputs_to_buffers,
+                **signature.inputs_to_parameters,
+            }
             raise CaptureError(
                 f"{path(node) or 'the model'}: forward changes '{names.get(one.name, one.name)}', and a captured "
                 "network changes no state: keep such state outside forward"

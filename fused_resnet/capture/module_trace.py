@@ -43,7 +43,7 @@ def trace_module(
     """
     recorder = MetaRecorder(device, model)
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    with torch.inference_mode():
+    with torch.inference_mode(False):  # a view of a parameter has a version, and so must have what stands for it
         args, kwargs = put_together(arguments, [meta(one) for one in inputs])
         names = names[: len(args)]
         if kwargs or len(names) < len(args) or not all(isinstance(one, torch.Tensor) for one in args) or "" in names:
@@ -52,11 +52,11 @@ def trace_module(
             recorder.stand_in(f"arg{i}", tensor)
         for i, tensor in enumerate(args, len(state)):
             recorder.placeholder(f"arg{i}", tensor)
-        with AsOperators(), _OnDevice(device), recorder:
-            result = tree_map(recorder.replaced, model(*args))
-        if not all(isinstance(leaf, _LEAVES) for leaf in tree_leaves(result)):
-            raise CaptureError("a result is neither a tensor nor a constant")
-        return traced(recorder, result, list(state), names, can_be_decomposed=False)
+    with torch.inference_mode(), AsOperators(), _OnDevice(device), recorder:
+        result = tree_map(recorder.replaced, model(*args))
+    if not all(isinstance(leaf, _LEAVES) for leaf in tree_leaves(result)):
+        raise CaptureError("a result is neither a tensor nor a constant")
+    return traced(recorder, result, list(state), names, can_be_decomposed=False)
 
 
 class ControlFlowError(CaptureError):

@@ -7,6 +7,7 @@ rules serve for all others.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -32,9 +33,9 @@ def result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         CaptureError: The operator does not take such tensors, or the order of its result in memory is not known.
     """
     rule, tensors = _RULES.get(func), [one for one in tree_leaves(args) if isinstance(one, torch.Tensor)]
-    order = _order(tensors, is_convolution=rule is _conv2d)
-    if rule is _mean and order is torch.channels_last:
-        order = None  # axes of size 1 have other strides
+    order = _order(tensors, is_convolution=rule in (_conv2d, _conv_transpose2d))
+    if rule in (_mean, _linear) and order is torch.channels_last:
+        order = None  # axes of size 1 have other strides; rows of a product of matrices lie one after another
     if rule is None or kwargs or order is None or len({one.dtype for one in tensors}) > 1:
         if "conv" in str(func) and not all(map(_is_only_contiguous, tensors)):
             raise CaptureError(f"the order in memory of what {func} makes depends on the device")
@@ -48,15 +49,16 @@ def result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 def _order(tensors: Sequence[torch.Tensor], *, is_convolution: bool) -> torch.memory_format | None:
     """Return the memory format of an operator's result: that of its arguments; None if they have several or another.
 
-    Of a convolution without groups, one argument in channels last suffices. Integers have none.
+    A convolution copies its arguments to the memory format of its result: channels last if torch calls the input or the
+    weight so. Integers have none.
     """
     if not tensors or not tensors[0].dtype.is_floating_point:
         return None
+    if is_convolution and all(one.dim() == 4 for one in tensors[:2]):
+        is_last = any(map(_has_strides_of_channels_last, tensors[:2]))
+        return torch.channels_last if is_last else torch.contiguous_format
     last = [one for one in tensors if one.dim() == 4 and one.is_contiguous(memory_format=torch.channels_last)]
     others = [one for one in tensors if not any(one is known for known in last)]
-    if is_convolution and any(map(_has_strides_of_channels_last, last)):
-        fits = all(one.is_contiguous() for one in others) and tensors[0].shape[1] == tensors[1].shape[1]
-        return torch.channels_last if fits else None
     if all(one.is_contiguous() for one in tensors):
         return torch.contiguous_format
     return torch.channels_last if all(one.is_contiguous() and one.dim() != 4 for one in others) else None
@@ -67,9 +69,13 @@ def _is_only_contiguous(x: torch.Tensor) -> bool:
 
 
 def _has_strides_of_channels_last(x: torch.Tensor) -> bool:
-    """Return whether torch calls x channels last, where axes of one element leave open which format it has."""
-    n, c, h, w = x.stride()
-    return c == 1 and w >= x.shape[1] and h >= w * x.shape[3] and n >= h * x.shape[2] and x.shape[1:].numel() > 1
+    """Return whether torch calls x channels last: Tensor::suggest_memory_format, which is not in Python."""
+    least, of_channels = 0, x.stride(1)
+    for axis in (1, 3, 2, 0):
+        if not x.shape[axis] or x.stride(axis) < least or (axis == 0 and least == of_channels):
+            return False
+        least = x.stride(axis) * x.shape[axis]
+    return of_channels > 0
 
 
 def _made(like: torch.Tensor, *shape: int) -> torch.Tensor:
@@ -86,6 +92,19 @@ def _conv2d(
     return _window(x, k, weight.shape[2:], stride, padding, dilation)
 
 
+def _conv_transpose2d(
+    x: torch.Tensor, weight: torch.Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
+    groups: int = 1, dilation: Any = 1,
+) -> torch.Tensor:  # fmt: skip
+    k = weight.shape[1] * groups
+    sizes = [_pair(one) for one in (weight.shape[2:], stride, padding, output_padding, dilation)]
+    made = [(n - 1) * s - 2 * p + d * (r - 1) + e + 1 for n, r, s, p, e, d in zip(x.shape[2:], *sizes, strict=True)]
+    is_wrong = x.dim() != 4 or x.shape[1] != weight.shape[0] or x.shape[1] % groups or min(made) < 1
+    if is_wrong or (bias is not None and bias.shape != (k,)) or any(map(operator.ge, sizes[3], sizes[1])):
+        raise CaptureError(f"conv_transpose2d does not take an input of {tuple(x.shape)}")
+    return _made(x, x.shape[0], k, *made)
+
+
 def _avg_pool2d(
     x: torch.Tensor, size: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False, *_: Any
 ) -> torch.Tensor:
@@ -95,15 +114,20 @@ def _avg_pool2d(
 def _pool2d(
     x: torch.Tensor, size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> torch.Tensor:
-    if ceil_mode or any(2 * p > r for p, r in zip(_pair(padding), _pair(size), strict=True)):
+    if any(2 * p > r for p, r in zip(_pair(padding), _pair(size), strict=True)):
         raise CaptureError("this pool is left to torch.export")
-    return _window(x, x.shape[1], size, stride or size, padding, dilation)
+    return _window(x, x.shape[1], size, stride or size, padding, dilation, ceil_mode)
 
 
-def _window(x: torch.Tensor, channels: int, size: Any, stride: Any, padding: Any, dilation: Any) -> torch.Tensor:
-    """Return the result of a window that moves over images."""
+def _window(
+    x: torch.Tensor, channels: int, size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool = False
+) -> torch.Tensor:
+    """Return the result of a window that moves over images; by ceil_mode the last one may end behind the padding."""
     sizes = [_pair(one) for one in (size, stride, padding, dilation)]
-    made = [(n + 2 * p - d * (r - 1) - 1) // s + 1 for n, r, s, p, d in zip(x.shape[2:], *sizes, strict=True)]
+    made = []
+    for n, r, s, p, d in zip(x.shape[2:], *sizes, strict=True):
+        steps = (n + 2 * p - d * (r - 1) - 1 + ceil_mode * (s - 1)) // s
+        made.append(steps + 1 - (ceil_mode and steps * s >= n + p))  # each window begins before the right padding
     if x.dim() != 4 or min(made) < 1:
         raise CaptureError(f"an operator on images does not take an input of {tuple(x.shape)}")
     return _made(x, x.shape[0], channels, *made)
@@ -118,7 +142,8 @@ def _adaptive_avg_pool2d(x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
 
 
 def _batch_norm(x: torch.Tensor, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *_: Any) -> Any:
-    if training or any(one is not None and one.shape != x.shape[1:2] for one in (weight, bias, mean, variance)):
+    is_wrong = training and mean is not None  # in eval mode without statistics, the input's own are used
+    if is_wrong or any(one is not None and one.shape != x.shape[1:2] for one in (weight, bias, mean, variance)):
         raise CaptureError(f"batch_norm does not take an input of {tuple(x.shape)}")
     return _made(x, *x.shape)
 
@@ -159,6 +184,7 @@ def _in_place(x: torch.Tensor, *others: Any) -> torch.Tensor:
 
 _RULES: dict[Any, Callable[..., torch.Tensor]] = {
     _aten.conv2d.default: _conv2d,
+    _aten.conv_transpose2d.input: _conv_transpose2d,
     _aten.linear.default: _linear,
     _aten.batch_norm.default: _batch_norm,
     _aten.avg_pool2d.default: _avg_pool2d,
