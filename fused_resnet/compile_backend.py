@@ -231,7 +231,7 @@ class CompiledGraph:
         tensors, positions = [arguments[position] for position in states], set(states)
         expected = tuple(one if i in positions else None for i, one in enumerate(arguments))
         network = self._fused(self._source.with_module(self._unlifted.with_states(tensors)))
-        models = self._unlifted.owners(tensors, sys._getframe(3))
+        models = self._unlifted.owners(tensors, sys._getframe(1))
         return _Bound(expected, network, tuple(weakref.ref(one, forget) for one in models))
 
     def _fused(self, source: Captured) -> FusedResNet:
