@@ -132,16 +132,16 @@ struct HopperConv2d : Conv2dPrepare<Config, Gate, Projection> {
                r += params.phases_h, line += params.dilation_h * params.patch_w * Products::kPixelUnits) {
             uint32_t tap = line;
             for (int s = at.w; s < params.s; s += params.phases_w, tap += params.dilation_w * Products::kPixelUnits)
-              products.multiply_tap(accum, tap, weights, progress);
+              products.multiply_tap(cta, accum, tap, weights, progress);
           }
           if constexpr (P::kResident) ptx::warpgroup_commit_batch();
           at.advance(params);
         }
-        products.release_before(activations, progress);
+        products.release_before(cta, activations, progress);
       }
       projection.wait(products, activations);
       schedule.end_turn(smem);
-      products.finish(accum, progress);
+      products.finish(cta, accum, progress);
       if (index + P::tile_step() >= params.cluster_tiles) launch_dependents();
       if constexpr (P::kSlices > 1) SplitTile<Config>::gather(smem, cta, accum);
       const Tile tile(params, cta, index);
@@ -152,7 +152,7 @@ struct HopperConv2d : Conv2dPrepare<Config, Gate, Projection> {
         typename Store::Early early;
         if (!staged) early.begin(params, cta, tile, schedule.first_block);
         gate.scale(tile, accum);
-        projection.add(products, accum);
+        projection.add(products, cta, accum);
         if (staged) Store::stage_tile(params, smem, cta, tile, schedule.first_block, accum, added);
         else Store::store_tile(params, cta, tile, accum, early);
       }

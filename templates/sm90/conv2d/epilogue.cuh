@@ -40,8 +40,8 @@ struct NoProjection {
   AT_DEVICE static void each_k_block(const Params&, const Load&) {}
   template <typename Products>
   AT_DEVICE void wait(const Products&, PipelineState&) {}
-  template <typename Products, typename Accum>
-  AT_DEVICE void add(const Products&, Accum&) const {}
+  template <typename Products, typename ClusterCoord, typename Accum>
+  AT_DEVICE void add(const Products&, const ClusterCoord&, Accum&) const {}
 };
 
 }  // namespace at

@@ -182,14 +182,13 @@ struct Conv2dProducts {
   };
 
   const Params& params;
-  const ClusterCoord cta;
   uint32_t block_rows[P::kBlocks], a_hi;  // A's blocks of 64 rows: offsets in a stage, in units of 16 bytes
   int k_blocks;
   uint32_t activation_lo, weight_lo;  // SmemDescriptor::lo of the first stages
   Pipeline activation_pipeline, weight_pipeline;
 
   AT_DEVICE Conv2dProducts(const Params& params, const Layout& smem, const ClusterCoord& cta, int first_block)
-      : params(params), cta(cta) {
+      : params(params) {
 #pragma unroll
     for (int m = 0; m < P::kBlocks; ++m) {
       const int block = first_block + m;
@@ -228,7 +227,8 @@ struct Conv2dProducts {
   }
 
   // A k_block of a patch has a product for each tap of its phase of the stride.
-  AT_DEVICE void multiply_tap(Accum& accum, uint32_t a, PipelineState& weights, Progress& tile) const {
+  AT_DEVICE void multiply_tap(const ClusterCoord& cta, Accum& accum, uint32_t a, PipelineState& weights,
+                              Progress& tile) const {
     if constexpr (P::kResident) {
       multiply(accum, a, tile.resident_lo, tile.accumulate);
       tile.resident_lo += kWeightUnits;
@@ -237,9 +237,9 @@ struct Conv2dProducts {
       multiply(accum, a, weight_lo + weights.index * kWeightUnits, tile.accumulate);
       ptx::warpgroup_commit_batch();
       ptx::warpgroup_wait<1>();
-      if (tile.weights >= 0) release_weights(tile.weights);
+      if (tile.weights >= 0) release_weights(cta, tile.weights);
       if (tile.activations >= 0) {
-        release_activations(tile.activations);
+        release_activations(cta, tile.activations);
         tile.activations = -1;
       }
       tile.weights = weights.index;
@@ -248,22 +248,22 @@ struct Conv2dProducts {
   }
 
   // Releases the k_block before. With one stage the next k_block needs this very stage, so it is waited for.
-  AT_DEVICE void release_before(PipelineState& activations, Progress& tile) const {
+  AT_DEVICE void release_before(const ClusterCoord& cta, PipelineState& activations, Progress& tile) const {
     const bool alone = params.activation_stages == 1;
     if (alone) ptx::warpgroup_wait<0>();
     else ptx::warpgroup_wait<1>();
-    if (tile.activations >= 0) release_activations(tile.activations);
+    if (tile.activations >= 0) release_activations(cta, tile.activations);
     tile.activations = alone ? -1 : activations.index;
-    if (alone) release_activations(activations.index);
+    if (alone) release_activations(cta, activations.index);
     activations.advance(params.activation_stages);
   }
 
   // Waits for all products of a tile.
-  AT_DEVICE void finish(Accum& accum, const Progress& tile) const {
+  AT_DEVICE void finish(const ClusterCoord& cta, Accum& accum, const Progress& tile) const {
     ptx::warpgroup_wait<0>();
     ptx::warpgroup_fence_operand(accum);
-    if (tile.weights >= 0) release_weights(tile.weights);
-    if (tile.activations >= 0) release_activations(tile.activations);
+    if (tile.weights >= 0) release_weights(cta, tile.weights);
+    if (tile.activations >= 0) release_activations(cta, tile.activations);
   }
 
   // Advances the rings by a tile that another warpgroup multiplies.
@@ -295,7 +295,7 @@ struct Conv2dProducts {
 
   // Releases a stage of activations to the producers of this block and, where loads are multicast, of the blocks that
   // load into it.
-  AT_DEVICE void release_activations(int stage) const {
+  AT_DEVICE void release_activations(const ClusterCoord& cta, int stage) const {
     const int thread = threadIdx.x % 128;
     if constexpr (P::kClusterM * P::kClusterN == 1 || !P::kJoint) {
       if (thread == 0) activation_pipeline.consumer_release(stage);
@@ -307,7 +307,7 @@ struct Conv2dProducts {
     }
   }
 
-  AT_DEVICE void release_weights(int stage) const {
+  AT_DEVICE void release_weights(const ClusterCoord& cta, int stage) const {
     const int thread = threadIdx.x % 128;
     if constexpr (P::kClusterM == 1) {
       if (thread == 0) weight_pipeline.consumer_release(stage);

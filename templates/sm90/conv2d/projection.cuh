@@ -72,7 +72,8 @@ struct SkipProjection {
 
   // Adds the products; the hidden columns' sums are no longer needed. Each product is waited for: with several in
   // flight behind branches the compiler would serialize them all.
-  AT_DEVICE void add(const Conv2dProducts<Config>& products, typename P::Accum& accum) const {
+  AT_DEVICE void add(const Conv2dProducts<Config>& products, const typename P::ClusterCoord& cta,
+                     typename P::Accum& accum) const {
     const Params& params = products.params;
     PipelineState state = first;
     int accumulate = 1;
@@ -82,7 +83,7 @@ struct SkipProjection {
       products.multiply(accum, products.activation_lo + stage, products.weight_lo + stage, accumulate);
       ptx::warpgroup_commit_batch();
       ptx::warpgroup_wait<0>();
-      products.release_activations(state.index);
+      products.release_activations(cta, state.index);
     }
     ptx::warpgroup_fence_operand(accum);
   }
