@@ -178,7 +178,7 @@ struct Conv2dProducts {
   // The progress of a tile. activations, weights: the stages that the last products may still read, -1 for none.
   struct Progress {
     uint32_t resident_lo;  // of the next resident weights
-    int weights = -1, activations = -1, accumulate = 0;
+    int accumulate = 0, weights = -1, activations = -1;
   };
 
   const Params& params;
