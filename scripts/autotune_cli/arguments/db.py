@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=at_least_0,
         metavar="N",
         default=SPARES,
-        help="candidates kept of each problem, the best first; 0 keeps only what plans name (default %(default)s)",
+        help="candidates kept of each problem, the best first; 0 keeps few (default %(default)s)",
     )
     packed.add_argument("--all", action="store_true", help="keep all trials and binaries")
     command("merge", "write a new file with the contents of several databases", many="DBS")

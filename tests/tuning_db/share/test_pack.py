@@ -42,6 +42,10 @@ def tuned(tmp_path):
             kernel = store.put_kernel(key, symbol="s", library_id=library.id)
             put_time(store, device, f"{name} n={at % 3}", kernel.id, 1.0 + at, details=details, final=at % 2 == 0)
             choices.append({"layer": str(at), "kernel": kernel.id, "launch": {}, "us": 1.0 + at})
+        library = store.put_library(rng.randbytes(300), compiler="c", **LIBRARY)
+        kernel = store.put_kernel({**identity("{}"), "family": "gradient"}, symbol="s", library_id=library.id)
+        for us in (1.0, 2.0):
+            put_time(store, device, "gradient n=1", kernel.id, us, details=details)
         store.put_plan(device_id=device.id, network="net n=1", median_us=9.0, spread_us=0.1, choices=choices[:5])
     return path
 
@@ -128,9 +132,9 @@ def test_an_extract_says_so_and_keeps_what_digests_cover(tuned, tmp_path):
     packed = tmp_path / "packed.db"
     pack([tuned], packed, 0)
     assert essence(packed) == essence(tuned)
-    assert len(digests(packed, "library")) == len(digests(packed, "measurement")) == 5, "those of the plan"
+    assert len(digests(packed, "library")) == len(digests(packed, "measurement")) == 5 + 1, "of the plan and a gradient"
     with Store.open(packed) as store:
-        assert all("no other candidates" in kept for kept in store.extracts())
+        assert all("of an operator that no plan names" in kept for kept in store.extracts())
         [device] = store.devices()
         details = [row.details for text in store.problem_texts() for row in store.measurements(device, text)]
     assert all(set(one) == {"interval_us", "workspace_bytes", "energy_uj"} for one in details)
@@ -210,9 +214,9 @@ def test_each_tampered_row_is_refused(table, change, tuned, tmp_path):
     packed = tmp_path / "packed.db"
     pack([tuned], packed, None)
     if table == "library" and change == "id = id + 1":
-        change = "blob = (SELECT other.blob FROM library other WHERE other.id = library.id % 9 + 1)"
+        change = "blob = (SELECT other.blob FROM library other WHERE other.id = library.id % 10 + 1)"
     ids = [number for (number,) in rows(packed, f"SELECT id FROM {table}")]
-    assert len(ids) == {"library": 9, "dictionary": 2}[table]
+    assert len(ids) == {"library": 10, "dictionary": 2}[table]
     for number in ids:
         path = shutil.copy(packed, tmp_path / "tampered.db")
         alter(path, f"UPDATE {table} SET {change} WHERE id = {number}")
