@@ -165,7 +165,7 @@ def _needed(store: Store, spares: int) -> Snapshot:
     for operator, timed, planned in found:
         most = spares if operator in operators else max(spares, 1)
         if most or planned:
-            fastest = ranked(timed, finals_first=False)[: min(most, 1)]
+            fastest = ranked(timed, finals_first=False)[: min(spares, 1)]
             measurements |= {row.id for row in (*planned, *_best(ranked(timed), most), *fastest)}
     snapshot = read(store)
     snapshot["measurement"] = [_trimmed(row) for row in snapshot["measurement"] if row["id"] in measurements]
