@@ -15,8 +15,8 @@ from typing import Any
 from tuning_db.share.snapshot import Row, Snapshot
 from tuning_db.trust.binaries import Unpacker, zstandard
 
-DICTIONARY_BYTES = 2**20
-"""Most bytes of binaries in a dictionary."""
+DICTIONARY_BYTES = 5 * 2**18
+"""Most bytes of binaries in a dictionary: 1 MiB makes files 2 % larger, and a plan unpacks in 31 instead of 41 ms."""
 
 _LEVEL = 18
 """Level of Zstandard: an eighth fewer bytes than level 12, in ten times the time (3 s for 1 MB on one core)."""

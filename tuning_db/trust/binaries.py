@@ -25,7 +25,7 @@ MAX_BYTES = 2**28
 binaries of the shipped databases have at most 300 KiB."""
 
 MAX_DICTIONARY_BYTES = 2**23
-"""Most bytes of a dictionary that is unpacked: eight times those that `autotune db pack` writes."""
+"""Most bytes of a dictionary that is unpacked: six times those that `autotune db pack` writes."""
 
 _FRAME = b"\x28\xb5\x2f\xfd"
 """The first bytes of a Zstandard frame; zlib's first byte is 0x78."""
