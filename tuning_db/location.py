@@ -19,10 +19,13 @@ whose file is only read (remote.py)."""
 APPLICATION_ID = 0x6B746462
 """SQLite's application_id: marks the file as a tuning database."""
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Counts the changes of tuning_db/schema.py; a file keeps it as SQLite's user_version, a server in a table.
 
-A file of another schema is refused."""
+A file of a schema that is not in SCHEMAS is refused."""
+
+SCHEMAS = (4, SCHEMA_VERSION)
+"""Schemas that are read. Schema 4 lacks the tables of packed databases, and gets them when it is opened for writing."""
 
 LOCK_SECONDS = 60.0
 """Seconds to wait until another process has finished its write."""
@@ -101,8 +104,8 @@ def has_tables(path: Path) -> bool:
 
 
 def check_schema(path: Path, version: int) -> None:
-    """Raise DatabaseError for a file whose schema is not the one that this version reads and writes."""
-    if version == SCHEMA_VERSION:
+    """Raise DatabaseError for a file whose schema this version does not read."""
+    if version in SCHEMAS:
         return
     newer = version > SCHEMA_VERSION
     what = "upgrade the package" if newer else "tune again into a new file with scripts/tune.py --db NEW.db"

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuning_db.errors import DatabaseError, explained
-from tuning_db.location import APPLICATION_ID, NOTICE_SECONDS, SCHEMA_VERSION
+from tuning_db.location import APPLICATION_ID, NOTICE_SECONDS, SCHEMA_VERSION, SCHEMAS
 from tuning_db.schema import Base
 
 _LOG = logging.getLogger(__name__)
@@ -49,6 +49,9 @@ def engine_to_write(address: str, writing: str) -> sa.Engine:
             _MARK.create(connection)
             Base.metadata.create_all(connection)
             connection.execute(sa.insert(_MARK).values(version=SCHEMA_VERSION))
+        elif version in SCHEMAS and version < SCHEMA_VERSION:
+            Base.metadata.create_all(connection)  # the tables that an older schema lacks
+            connection.execute(sa.update(_MARK).values(version=SCHEMA_VERSION))
     _check(name, version or SCHEMA_VERSION)
     return engine
 
@@ -97,7 +100,7 @@ def _version(connection: sa.Connection) -> int | None:
 
 
 def _check(name: str, version: int) -> None:
-    if version != SCHEMA_VERSION:
+    if version not in SCHEMAS:
         raise DatabaseError(
             f"{name} has schema {version}, this version reads {SCHEMA_VERSION}: upgrade the package everywhere, or "
             "export it with the version that made it and import it into a new database"

@@ -18,8 +18,19 @@ from sqlalchemy.orm import Session, joinedload
 from tuning_db.errors import DatabaseError, explained
 from tuning_db.location import APPLICATION_ID, SCHEMA_VERSION, check, check_schema, connect, execute, has_tables
 from tuning_db.ranking import ranked
-from tuning_db.schema import Base, Device, Environment, KernelRow, Library, Measurement, PlanRow, ProblemRow
-from tuning_db.trust.digests import decompress
+from tuning_db.schema import (
+    Base,
+    Device,
+    Dictionary,
+    Environment,
+    Extract,
+    KernelRow,
+    Library,
+    Measurement,
+    PlanRow,
+    ProblemRow,
+)
+from tuning_db.trust.binaries import Unpacker
 from tuning_db.trust.signature import Origin
 
 if TYPE_CHECKING:
@@ -42,6 +53,7 @@ class Queries:
         self.name, self._engine = name, engine
         self._origin = Origin.of(path, name) if path else Origin(name)
         self.session = Session(engine, expire_on_commit=False)
+        self.unpacker = Unpacker(name, self._dictionary)
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
@@ -67,7 +79,13 @@ class Queries:
         self._origin.require_trust(library.kind)
         with self.reading():
             blob = self.session.scalars(sa.select(Library.blob).filter_by(id=library.id)).one()
-        return decompress(blob, library.digest, library.size, self.name)
+        return self.unpacker.binary(blob, library.digest, library.size)
+
+    def _dictionary(self, number: int) -> tuple[int, bytes] | None:
+        """Return size and blob of a dictionary."""
+        with self.reading():
+            row = self.session.get(Dictionary, number)
+        return (row.size, row.blob) if row else None
 
     def devices(self) -> list[Device]:
         """Return all devices."""
@@ -146,6 +164,13 @@ class Queries:
         plans = sa.select(PlanRow.network).filter_by(device_id=device.id)
         return self._all(plans.group_by(PlanRow.network).order_by(sa.func.max(PlanRow.id)))
 
+    def extracts(self) -> list[str]:
+        """Return what the database keeps of what was measured; nothing if it holds all."""
+        with self.reading():
+            if not sa.inspect(self.session.connection()).has_table(Extract.__tablename__):  # an older schema
+                return []
+            return list(self.session.scalars(sa.select(Extract.kept)))
+
     def plans(self) -> list[PlanRow]:
         """Return all plans."""
         return self._all(sa.select(PlanRow).order_by(PlanRow.id))
@@ -159,9 +184,11 @@ class Queries:
     def counts(self) -> dict[str, int]:
         """Return the number of rows of each table, and of measurements by status."""
         with self.reading():
+            present = sa.inspect(self.session.connection()).get_table_names()  # an older schema lacks some
             counts = {
                 table.name: self.session.scalar(sa.select(sa.func.count()).select_from(table)) or 0
                 for table in Base.metadata.sorted_tables
+                if table.name in present
             }
             query = sa.select(Measurement.status, sa.func.count()).group_by(Measurement.status)
             return counts | {f"measurement: {status}": count for status, count in self.session.execute(query)}
@@ -196,10 +223,11 @@ def engine_to_write(path: Path, writing: str) -> sa.Engine:
     translated, options = explained(str(path), sa.exc.DBAPIError), {writing: True}
     with translated, engine.connect().execution_options(**options) as connection, connection.begin():
         # In one transaction: no process sees tables without the mark. Another process may have made them meanwhile.
-        if connection.exec_driver_sql("PRAGMA application_id").scalar() == APPLICATION_ID:
-            check_schema(path, int(connection.exec_driver_sql("PRAGMA user_version").scalar() or 0))
-        else:
-            Base.metadata.create_all(connection)
+        version = int(connection.exec_driver_sql("PRAGMA user_version").scalar() or 0)
+        if is_known := connection.exec_driver_sql("PRAGMA application_id").scalar() == APPLICATION_ID:
+            check_schema(path, version)
+        if not is_known or version < SCHEMA_VERSION:
+            Base.metadata.create_all(connection)  # also the tables that an older schema lacks
             connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
     return engine

@@ -19,7 +19,7 @@ from tuning_db.errors import DatabaseError, explained
 from tuning_db.location import check, connect, execute
 from tuning_db.ranking import ranked
 from tuning_db.trust import digests
-from tuning_db.trust.digests import decompress
+from tuning_db.trust.binaries import Unpacker
 from tuning_db.trust.signature import TRUSTED, Content, Origin, is_signed
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class Reader:
         self.name, self._path = name or str(path), path
         check(path)
         self._kernels: dict[int, _Kernel] = {}
+        self._unpacker = Unpacker(self.name, self._dictionary)
         self._signed: frozenset[str] | None = None
         self._connection = connect(path)
         try:
@@ -226,7 +227,11 @@ class Reader:
 
     def _unpacked(self, library: protocols.Library) -> bytes:
         [[blob]] = self._rows("SELECT blob FROM library WHERE id = ?", library.id)
-        return decompress(blob, library.digest, library.size, self.name)
+        return self._unpacker.binary(blob, library.digest, library.size)
+
+    def _dictionary(self, number: int) -> tuple[Any, Any] | None:
+        """Return size and blob of a dictionary."""
+        return next(iter(self._rows("SELECT size, blob FROM dictionary WHERE id = ?", number)), None)
 
     def _measured(self, device: protocols.Device, problem: str, condition: str) -> list[_Measurement]:
         """Return measurements of a problem on a device."""

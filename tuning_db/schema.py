@@ -56,7 +56,26 @@ class Library(Base):
     cutlass: Mapped[str] = mapped_column(doc="version of the CUTLASS headers")
     abi_version: Mapped[int] = mapped_column(doc="version of the interface between kernels and the engine")
     size: Mapped[int] = mapped_column(doc="bytes of the uncompressed binary")
-    blob: Mapped[bytes] = deferred(mapped_column(LargeBinary, doc="zlib"))
+    blob: Mapped[bytes] = deferred(
+        mapped_column(LargeBinary, doc="zlib; in a packed database a Zstandard frame, which names its dictionary")
+    )
+
+
+class Dictionary(Base):
+    """A Zstandard dictionary that binaries of a packed database share. A database that was not packed has none."""
+
+    __tablename__ = "dictionary"
+    id: Mapped[int] = mapped_column(primary_key=True, doc="Zstandard's id of the dictionary, which frames name")
+    size: Mapped[int] = mapped_column(doc="bytes of the uncompressed dictionary")
+    blob: Mapped[bytes] = mapped_column(LargeBinary, doc="a Zstandard frame with a checksum")
+
+
+class Extract(Base):
+    """States what a packed database leaves out. A database with all that was measured has no such row."""
+
+    __tablename__ = "extract"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    kept: Mapped[str] = mapped_column(doc="what `autotune db pack` kept of its sources, as a sentence")
 
 
 class KernelRow(Base):

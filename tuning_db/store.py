@@ -35,7 +35,8 @@ from tuning_db.schema import (
     Signature,
 )
 from tuning_db.trust import digests
-from tuning_db.trust.digests import compress, digest_of, launch_text
+from tuning_db.trust.binaries import compress, digest_of
+from tuning_db.trust.digests import launch_text
 
 LEASE = 1500.0
 """Seconds for which a claim of a process on another machine counts: longer than any trial takes. Inductor may compile a

@@ -128,6 +128,13 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def at_least_0(text: str) -> int:
+    """Read a whole number of at least 0."""
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 0")
+    return int(text)
+
+
 def cpu_threads(text: str) -> int:
     """Read a number of threads that this machine has processors for; OpenMP ends a process that asks for too many."""
     count = positive(text)

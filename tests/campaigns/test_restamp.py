@@ -102,7 +102,7 @@ def test_a_row_that_would_repeat_another_stays(kernels, database):
 
 
 def test_the_code_of_a_shipped_packed_database_is_read():
-    shipped = paths.PACKAGE.parent / "tuning_db" / "se_resnet9_fixup_sm80_h200.db"
+    shipped = paths.PACKAGE.parent / "tuning_db" / "se_resnet9_fixup_h200.db"
     with Store.open(shipped) as store:
         images = [(row.symbol, store.binary(row.library)) for row in store.kernels("sm_90") if row.library]
     assert len(images) > 20

@@ -135,7 +135,7 @@ def test_any_file_system_of_fsspec_will_do(path, in_memory, kind, tmp_path):
     assert told(tmp_path / "merged.db") == told(path)
     fsspec.filesystem("memory").store.clear()
     path.unlink()
-    pack([url, url], tmp_path / "packed.db")
+    pack([url, url], tmp_path / "packed.db", 3)
     assert (tmp_path / "packed.db").exists()
 
 

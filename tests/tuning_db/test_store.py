@@ -18,7 +18,7 @@ from processes import HANG
 from repository import ROOT
 
 from tuning_db import DatabaseError, Store, open_reader, ranking
-from tuning_db.location import APPLICATION_ID, SCHEMA_VERSION, has_tables
+from tuning_db.location import APPLICATION_ID, SCHEMA_VERSION, SCHEMAS, has_tables
 from tuning_db.schema import ProblemRow
 
 CONV = "conv2d n=1 h=4 w=4 c=8 k=8 r=1 s=1 stride=1,1 pad=0,0 dilation=1,1 groups=1 dtype=f32 epilogue=none"
@@ -230,7 +230,7 @@ def test_file_that_is_no_sqlite(opened, content, tmp_path):
     assert text.read_bytes() == content
 
 
-@pytest.mark.parametrize("version", [0, SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
+@pytest.mark.parametrize("version", [0, SCHEMAS[0] - 1, SCHEMA_VERSION + 1])
 @pytest.mark.parametrize("opened", [Store.open, Store.create, open_reader])
 def test_another_schema(opened, version, filled):
     with sql(filled) as connection:
@@ -242,6 +242,26 @@ def test_another_schema(opened, version, filled):
     assert f"{filled} has schema {version}, {'older' if older else 'newer'} than the" in sentence(error)
     assert ("tune again into a new file" if older else "upgrade the package") in sentence(error)
     assert filled.read_bytes() == before
+
+
+def test_an_older_schema_is_read_and_gets_its_tables_when_it_is_written(filled):
+    tables = ("dictionary", "extract")
+    with Store.open(filled) as store:
+        before = store.counts()
+    with sql(filled) as connection:
+        for table in tables:
+            connection.execute(f"DROP TABLE {table}")
+        connection.execute(f"PRAGMA user_version = {SCHEMAS[0]}")
+    content = filled.read_bytes()
+    read_all(filled)
+    with Store.open(filled) as store, open_reader(filled) as reader:
+        assert store.counts() == {name: count for name, count in before.items() if name not in tables}
+        assert store.extracts() == [] and reader.problem_texts() == store.problem_texts()
+    assert filled.read_bytes() == content
+    with Store.create(filled) as store:
+        assert store.counts() == before
+    with sql(filled) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
 
 
 def read_all(path):

@@ -14,13 +14,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuning_db.errors import DatabaseError
-from tuning_db.location import SCHEMA_VERSION
+from tuning_db.location import SCHEMA_VERSION, SCHEMAS
 from tuning_db.schema import Base
 from tuning_db.share.merge import Outcome, merge_into
 from tuning_db.share.snapshot import TABLES, Row, Snapshot, read
 from tuning_db.store import Store
 from tuning_db.trust import digests
-from tuning_db.trust.digests import decompress
+from tuning_db.trust.binaries import Unpacker
 
 FORMAT = "autotune tuning database"
 
@@ -57,7 +57,7 @@ def import_(path: Path, store: Store) -> Outcome:
         raise DatabaseError(f"{path} is not JSON: {error}") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise DatabaseError(f"{path} is not an exported tuning database: its first line does not say so")
-    if data.get("schema") != SCHEMA_VERSION:
+    if data.get("schema") not in SCHEMAS:
         found = str(data.get("schema"))[:20]
         raise DatabaseError(f"{path} has schema {found}, this version reads {SCHEMA_VERSION}: export it again")
     try:
@@ -105,7 +105,7 @@ def _row(file: str, table: str, row: Row) -> Row:
         if not _fits(row[column.name], column):
             raise ValueError(f"'{column.name}' of a row of '{table}' is {repr(row[column.name])[:40]}")
     if "blob" in row:
-        decompress(row["blob"], row["digest"], row["size"], file)
+        Unpacker(file).binary(row["blob"], row["digest"], row["size"])
     return row
 
 

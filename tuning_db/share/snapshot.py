@@ -1,8 +1,8 @@
 """An in-memory copy of a database as plain values: merging, packing, exporting and comparing work on it.
 
 A snapshot holds rows by table. The ids (id, kernel_id, ...) count from 1 in the order of the rows, so the same rows
-look the same, whichever database they were read from. Binaries that no kernel uses are left out, and so
-are claims and signatures. Each row has its digest.
+look the same, whichever database they were read from. Binaries are in the form that tuners store. Binaries that no
+kernel uses are left out, and so are claims, signatures and dictionaries. Each row has its digest.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def read(store: Store, known: Collection[str] = ()) -> Snapshot:
         known: Digests of the binaries that the reader has: their `blob` is None.
 
     Raises:
-        DatabaseError: A row is not as it was stored.
+        DatabaseError: A row is not as it was stored, or a packed binary cannot be unpacked.
     """
     snapshot: Snapshot = {}
     new_ids: dict[str, dict[int, int]] = {}
@@ -64,6 +64,9 @@ def read(store: Store, known: Collection[str] = ()) -> Snapshot:
             new_ids[name] = {row["id"]: i for i, row in enumerate(rows, 1)}
             snapshot[name] = [with_new_ids(name, row, lambda other, old: new_ids[other][old]) for row in rows]
     digests.fill(store.name, snapshot)
+    for row in snapshot["library"]:
+        if row["blob"] is not None:
+            row["blob"] = store.unpacker.tuned_form(row["blob"], row["digest"], row["size"])
     return snapshot
 
 

@@ -10,11 +10,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from autotune_cli.command_line import database, positive, seconds
+from autotune_cli.command_line import at_least_0, database, positive, seconds
 from tuning_db.trust.signature import TRUSTED
 
 OBJECTIVES = ("time", "time-workspace", "energy")
 """Names of autotune.tuner.OBJECTIVES."""
+
+SPARES = 3
+"""Candidates that `pack` keeps of each problem: if another batch size refuses the first, the next one is used."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command("best", "show the winner of each problem", "DB")
     listed = command("list", "list the candidates of each problem, the fastest first", "DB")
     listed.add_argument("--most", type=positive, metavar="N", default=10, help="candidates of a problem (default 10)")
-    command("pack", "write a new file with what FusedResNet needs: best candidates and plans", many="DBS")
+    packed = command("pack", "write a small new file with what plans, steps and finalists need", many="DBS")
+    packed.add_argument(
+        "--spares",
+        type=at_least_0,
+        metavar="N",
+        default=SPARES,
+        help="candidates kept of each problem, the best first; 0 keeps few (default %(default)s)",
+    )
+    packed.add_argument("--all", action="store_true", help="keep all trials and binaries")
     command("merge", "write a new file with the contents of several databases", many="DBS")
     synced = command("sync", "repeatedly add to each of two databases the rows of the other", "DB", "OTHER")
     synced.add_argument(

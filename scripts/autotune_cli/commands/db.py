@@ -35,6 +35,8 @@ def info(store: Store, console: Console) -> None:
     file = Path(store.name)
     size = f", {format_bytes(file.stat().st_size)}" if file.is_file() else ""
     console.print(f"{store.name}: schema {SCHEMA_VERSION}{size}", highlight=False)
+    for kept in store.extracts():
+        console.print(kept, highlight=False, markup=False)
     for device in store.devices():
         console.print(f"device: {device.name} ({device.target})", highlight=False)
         rate = flop_unit(device.flops_per_us).text(device.flops_per_us)
@@ -212,7 +214,7 @@ def main(args: argparse.Namespace) -> None:
     console = Console()
     families()  # registers the operators of $AUTOTUNE_FAMILIES
     if args.command == "pack":
-        pack(args.dbs, args.out)
+        pack(args.dbs, args.out, None if args.all else args.spares)
         console.print(f"{args.out}: {format_bytes(args.out.stat().st_size)}", highlight=False)
     elif args.command == "merge":
         show_outcome(merge(args.dbs, args.out), args.out, console)

@@ -110,7 +110,7 @@ def test_a_kernel_that_makes_the_step_faster_is_the_one_that_runs(database, tmp_
     assert Winners(database).kernels(FORWARD, CPU)[0].candidate == wanted
 
     packed = tmp_path / "packed.db"
-    pack([database], packed)
+    pack([database], packed, 3)
     torch._dynamo.reset()
     trained, x = network(), images()
     exact = copy.deepcopy(trained).double()

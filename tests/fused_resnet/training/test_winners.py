@@ -82,7 +82,7 @@ def test_times_of_a_device_whose_code_does_not_run_here_set_no_limit(step_db, tm
 
 def test_a_packed_database_has_the_same_winners(step_db, tmp_path, monkeypatch):
     monkeypatch.setattr("tuning_db.share.pack.KEPT", 1)
-    pack([step_db], tmp_path / "packed.db")
+    pack([step_db], tmp_path / "packed.db", 3)
     found, packed, cpu = Winners(step_db), Winners(str(tmp_path / "packed.db")), torch.device("cpu")
     for name, problem in step_problems(Small(), [images()]).named.items():
         best = found.solutions(problem, cpu)[:1]

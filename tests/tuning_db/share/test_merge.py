@@ -5,13 +5,13 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from databases import CONV, LIBRARY, fill, identity, put_device, put_time, told
+from databases import CONV, LIBRARY, identity, put_device, put_time, told
 
 from tuning_db import DatabaseError, Store
 from tuning_db.location import SCHEMA_VERSION
 from tuning_db.share import diff, json_export
 from tuning_db.share.merge import merge_into
-from tuning_db.share.pack import KEPT, merge, pack
+from tuning_db.share.pack import merge, pack
 from tuning_db.share.snapshot import read
 
 
@@ -161,33 +161,6 @@ def test_a_damaged_export_is_refused_whole(two, tmp_path, change, words):
     assert not any(told(tmp_path / "new.db").values())
 
 
-def test_packing_several_keeps_the_best_of_each(tmp_path):
-    paths = [tmp_path / "h200.db", tmp_path / "a100.db"]
-    for seed, path in enumerate(paths):
-        with Store.create(path) as store:
-            fill(store, seed, device=path.stem)
-            fill(store, seed + 7, device=path.stem)  # newer plans of the same networks
-    pack(paths, tmp_path / "packed.db")
-    with Store.open(tmp_path / "packed.db") as packed:
-        for path in paths:
-            with Store.open(path) as store:
-                device, there = store.device(path.stem), packed.device(path.stem)
-                for problem in store.problems():
-                    ranking = store.ranking(device, problem.text)
-                    libraries = [row for row in ranking if row.kernel.library_id is None][:1]  # all of one family
-                    fastest = min(ranking, key=lambda row: row.median_us, default=None)
-                    wanted = [row.median_us for row in ranking if row in [*ranking[:KEPT], *libraries, fastest]]
-                    assert [row.median_us for row in packed.ranking(there, problem.text)] == wanted
-                for network in ("net n=1", "net n=2"):
-                    mine, its = store.plan(device, network), packed.plan(there, network)
-                    assert its.median_us == mine.median_us
-                    for a, b in zip(mine.choices, its.choices, strict=True):
-                        assert store.kernel(a["kernel"]).config == packed.kernel(b["kernel"]).config
-        assert packed.counts()["plan"] == 4
-        used = {row.library_id for row in packed.kernels("sm_90")} - {None}
-        assert len(used) == packed.counts()["library"]
-
-
 def put_kernels_of(store, times, final):
     """Add a kernel for each time, whether it was timed in the finals, and return the device and the last kernel."""
     device = put_device(store, details={})
@@ -199,7 +172,7 @@ def put_kernels_of(store, times, final):
 
 
 def packed_times(folder):
-    pack([folder / "all.db"], folder / "packed.db")
+    pack([folder / "all.db"], folder / "packed.db", 3)
     with Store.open(folder / "packed.db") as packed:
         return [row.median_us for row in packed.ranking(packed.device("d"), CONV.format(n=1))]
 
