@@ -27,8 +27,9 @@ AT_DEVICE constexpr FragmentCoord fragment_coord(int i) {
 }
 
 // The accumulators are float or int.
-template <typename Sum, int kBlocks, int N>
-AT_DEVICE void load_fragment(float (&v)[8], const Sum (&accumulators)[kBlocks][N], int block, int half, int columns) {
+template <typename ElementAccum, int kBlocks, int N>
+AT_DEVICE void load_fragment(float (&v)[8], const ElementAccum (&accumulators)[kBlocks][N], int block, int half,
+                             int columns) {
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     v[2 * j] = accumulators[block][16 * columns + 4 * j + 2 * half];
@@ -36,8 +37,8 @@ AT_DEVICE void load_fragment(float (&v)[8], const Sum (&accumulators)[kBlocks][N
   }
 }
 
-template <typename Sum, int kBlocks, int N>
-AT_DEVICE void load_fragment(float (&v)[8], const Sum (&accumulators)[kBlocks][N], FragmentCoord at) {
+template <typename ElementAccum, int kBlocks, int N>
+AT_DEVICE void load_fragment(float (&v)[8], const ElementAccum (&accumulators)[kBlocks][N], FragmentCoord at) {
   load_fragment(v, accumulators, at.block, at.half, at.columns);
 }
 

@@ -37,10 +37,10 @@ struct RowStage {
 
 // Applies the steps and stores. The first piece's tensors are fetched before `wait` waits for the accumulators.
 // warp_row: the first of the warp's 16 pixels; those that do not exist are clipped.
-template <typename Steps, typename Element, int kN, typename Sum, typename Wait>
+template <typename Steps, typename Element, int kN, typename ElementAccum, typename Wait>
 AT_DEVICE void stage_rows(void* const* p, const float* scalars, const void* map, RowStage<Element, kN>& stage,
-                          const ThreadRows& rows, int warp_row, int first, int channels, Sum (&sums)[1][kN / 2],
-                          const Wait& wait) {
+                          const ThreadRows& rows, int warp_row, int first, int channels,
+                          ElementAccum (&accum)[1][kN / 2], const Wait& wait) {
   using Stage = RowStage<Element, kN>;
   constexpr int kVectors = Stage::kChannels / 16;  // of the thread in a piece
   typename Steps::Fetched fetched[2][kVectors];
@@ -48,7 +48,7 @@ AT_DEVICE void stage_rows(void* const* p, const float* scalars, const void* map,
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
       const VectorPlace place(rows, fragment_coord<1>(piece * kVectors + j), first, channels);
-      if (place.there) Steps::fetch(fetched[piece % 2][j], p, place.offset);
+      if (place.in_bounds) Steps::fetch(fetched[piece % 2][j], p, place.offset);
     }
   };
   if constexpr (Steps::kFetches) fetch(0);
@@ -66,9 +66,9 @@ AT_DEVICE void stage_rows(void* const* p, const float* scalars, const void* map,
       const FragmentCoord at = fragment_coord<1>(piece * kVectors + j);
       const VectorPlace place(rows, at, first, channels);
       float v[8];
-      load_fragment(v, sums, at);
+      load_fragment(v, accum, at);
       // Values outside the output are computed too, unless the steps store them, and TMA clips them.
-      if (!Steps::kStores || place.there)
+      if (!Steps::kStores || place.in_bounds)
         Steps::apply(v, p, scalars, place.channel, place.offset, fetched[piece % 2][j]);
       ptx::st_shared(buffer + Stage::place(at.half, j / 2), rounded<Element>(v).words[0]);
     }

@@ -8,13 +8,13 @@ namespace at {
 // The thread's two pixels of its warpgroup's 64.
 struct ThreadRows {
   int row[2];
-  bool there[2];
+  bool in_bounds[2];
   AT_DEVICE ThreadRows(int first, int rows) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       row[half] = first + 16 * warp + 8 * half + fragment_row(lane);
-      there[half] = row[half] < rows;
+      in_bounds[half] = row[half] < rows;
     }
   }
 };
@@ -22,21 +22,21 @@ struct ThreadRows {
 // A vector of eight channels: whether it exists, a channel that exists, and its offset in a tensor. first: the channel
 // of the tile's first column.
 struct VectorPlace {
-  bool there;
+  bool in_bounds;
   int channel;
   int64_t offset;
   AT_DEVICE VectorPlace(const ThreadRows& rows, FragmentCoord at, int first, int channels) {
     const int own = first + at.channel() + fragment_channel(threadIdx.x % 32);
-    there = rows.there[at.half] && own < channels;
+    in_bounds = rows.in_bounds[at.half] && own < channels;
     channel = min(own, channels - 8);
     offset = (int64_t)rows.row[at.half] * channels + channel;
   }
 };
 
 // Applies the steps and stores. The first vectors' tensors are fetched before `wait` waits for the accumulators.
-template <typename Steps, typename Element, typename Sum, int kColumns, typename Wait>
+template <typename Steps, typename Element, typename ElementAccum, int kColumns, typename Wait>
 AT_DEVICE void store_rows(void* const* p, const float* scalars, int y, const ThreadRows& rows, int first, int channels,
-                          Sum (&sums)[1][kColumns], const Wait& wait) {
+                          ElementAccum (&accum)[1][kColumns], const Wait& wait) {
   constexpr int kVectors = kColumns / 8;               // of the thread
   constexpr int kGroup = kVectors < 4 ? kVectors : 4;  // vectors whose tensors are fetched together
   constexpr int kGroups = (kVectors + kGroup - 1) / kGroup;
@@ -46,7 +46,7 @@ AT_DEVICE void store_rows(void* const* p, const float* scalars, int y, const Thr
     for (int j = 0; j < kGroup; ++j) {
       if (group * kGroup + j >= kVectors) continue;
       const VectorPlace place(rows, fragment_coord<1>(group * kGroup + j), first, channels);
-      if (place.there) Steps::fetch(fetched[group % 2][j], p, place.offset);
+      if (place.in_bounds) Steps::fetch(fetched[group % 2][j], p, place.offset);
     }
   };
   if constexpr (Steps::kFetches) fetch(0);
@@ -61,10 +61,10 @@ AT_DEVICE void store_rows(void* const* p, const float* scalars, int y, const Thr
       const FragmentCoord at = fragment_coord<1>(group * kGroup + j);
       const VectorPlace place(rows, at, first, channels);
       float v[8];
-      load_fragment(v, sums, at);
-      if (!Steps::kStores || place.there)
+      load_fragment(v, accum, at);
+      if (!Steps::kStores || place.in_bounds)
         Steps::apply(v, p, scalars, place.channel, place.offset, fetched[group % 2][j]);
-      if (place.there) store(v, (Element*)p[y] + place.offset);
+      if (place.in_bounds) store(v, (Element*)p[y] + place.offset);
     }
   }
 }

@@ -1,4 +1,5 @@
-// Where a kernel's buffers lie in its dynamic shared memory.
+// Where a kernel's buffers lie in its dynamic shared memory. A kernel's Layout is computed by the kernel with the
+// address of its memory, and by prepare() with address 0: its `end` is then the bytes that the buffers take.
 #pragma once
 #include "common/ptx/mbarrier.cuh"
 
@@ -16,13 +17,13 @@ AT_DEVICE constexpr uint32_t align_smem(uint32_t address) {
 // alignment.
 struct SmemLayout {
   uint32_t end;
-  AT_DEVICE explicit SmemLayout(uint32_t begin) : end(begin) {}
-  AT_DEVICE uint32_t add(uint32_t bytes) {
+  AT_DEVICE constexpr explicit SmemLayout(uint32_t begin) : end(begin) {}
+  AT_DEVICE constexpr uint32_t add(uint32_t bytes) {
     const uint32_t begin = end;
     end += bytes;
     return begin;
   }
-  AT_DEVICE uint32_t add_barriers(int count) { return add(ptx::kMbarrierBytes * count); }
+  AT_DEVICE constexpr uint32_t add_barriers(int count) { return add(ptx::kMbarrierBytes * count); }
 };
 
 }  // namespace at

@@ -10,7 +10,7 @@ namespace at {
 // bytes. first_peer: rank of the first of the cluster's blocks that load each other's stages by multicast.
 struct Stages {
   Pipeline pipeline;
-  int slots, count, units;
+  int stages, count, units;
   uint32_t first_peer = 0;
 };
 
@@ -27,13 +27,14 @@ AT_DEVICE void release_stage(const Stages& stages, int stage) {
 
 // Adds the products of all stages to sums. own, other: SmemDescriptor::lo of the operands in the first stage, the
 // warpgroup's rows and the columns. kDepthUnits: from one product of a stage to the next, in units of 16 bytes.
-template <typename Config, int kDepthUnits, int kPeers, int kBlocks, int kSums>
-AT_DEVICE void add_staged_products(const Stages& stages, uint32_t own, uint32_t other, float (&sums)[kBlocks][kSums]) {
+template <typename Config, int kDepthUnits, int kPeers, int kBlocks, int kAccum>
+AT_DEVICE void add_staged_products(const Stages& stages, uint32_t own, uint32_t other,
+                                   float (&accum)[kBlocks][kAccum]) {
   constexpr int kBlockUnits = 64 * 128 / 16;
   const uint32_t hi = ptx::descriptor_hi<128>(8 * 128);
   PipelineState state{0, 0};
-  int used = -1;
-  ptx::warpgroup_fence_operand(sums);
+  int pending = -1;
+  ptx::warpgroup_fence_operand(accum);
   for (int i = 0; i < stages.count; ++i) {
     stages.pipeline.consumer_wait(state);
     const uint32_t stage = state.index * stages.units;
@@ -43,25 +44,25 @@ AT_DEVICE void add_staged_products(const Stages& stages, uint32_t own, uint32_t 
       const uint32_t at = stage + k * kDepthUnits;
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m)
-        Config::wgmma(sums[m], ptx::SmemDescriptor{own + at + m * kBlockUnits, hi}, ptx::SmemDescriptor{other + at, hi},
-                      1);
+        Config::wgmma(accum[m], ptx::SmemDescriptor{own + at + m * kBlockUnits, hi},
+                      ptx::SmemDescriptor{other + at, hi}, 1);
     }
     ptx::warpgroup_commit_batch();
     ptx::warpgroup_wait<1>();  // the products of the stage before
-    if (used >= 0) release_stage<kPeers>(stages, used);
-    used = state.index;
-    state.advance(stages.slots);
+    if (pending >= 0) release_stage<kPeers>(stages, pending);
+    pending = state.index;
+    state.advance(stages.stages);
   }
   ptx::warpgroup_wait<0>();
-  ptx::warpgroup_fence_operand(sums);
+  ptx::warpgroup_fence_operand(accum);
   if constexpr (kPeers > 1)
-    if (used >= 0) release_stage<kPeers>(stages, used);  // for its producer_tail()
+    if (pending >= 0) release_stage<kPeers>(stages, pending);  // for its producer_tail()
 }
 
 // Initializes the barriers of a ring that one thread fills and some warpgroups release.
-AT_DEVICE void init_ring(uint32_t full, uint32_t empty, int slots, int groups) {
-  ptx::mbarrier_init_array(full, slots, 1);
-  ptx::mbarrier_init_array(empty, slots, groups);
+AT_DEVICE void init_ring(uint32_t full, uint32_t empty, int stages, int groups) {
+  ptx::mbarrier_init_array(full, stages, 1);
+  ptx::mbarrier_init_array(empty, stages, groups);
   ptx::fence_barrier_init();
 }
 

@@ -8,6 +8,10 @@ identical the row gets today's digest; otherwise the kernel is listed. The code
 of `prepare`, which computes launches, is not compared. No GPU is needed. A
 kernel of nvcc is compared with what nvcc compiles, and one of NVRTC with NVRTC.
 
+With --replace a kernel with other machine code gets the new binary. Its times
+are those of the old one: compare the networks that run it on a GPU before and
+after (compare_checkouts.py).
+
 Example:
   python tests/campaigns/restamp.py --dry-run tuning_db/se_resnet9_fixup_h200.db
 """
@@ -18,8 +22,8 @@ import argparse
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
@@ -32,8 +36,8 @@ from rich.table import Table
 
 from autotune.codegen import rendering
 from autotune.codegen.build_queue import build
-from autotune.codegen.translation_units import CUDA_COMPILER
-from autotune.core import AutotuneError
+from autotune.codegen.translation_units import CUDA_COMPILER, Built
+from autotune.core import AutotuneError, paths
 from autotune.families import Kernel, families
 from autotune.tuner import kernel_of
 from autotune_cli.command_line import add_jobs, database
@@ -41,6 +45,7 @@ from autotune_cli.main import run_program
 from autotune_cli.record import one_line
 from tuning_db import Store
 from tuning_db.schema import KernelRow, Library
+from tuning_db.trust import digests
 
 OUTCOMES = {
     "current": "the digest is today's already",
@@ -56,17 +61,23 @@ KEY = ("family", "config", "dtype", "epilogue", "target")
 
 @dataclass(frozen=True)
 class Finding:
-    """The outcome of a row. digest: the one to store, for "identical"."""
+    """The outcome of a row.
+
+    digest: The one to store, for "identical" and "changed".
+    built: What was compiled, for "changed".
+    """
 
     row: KernelRow
     outcome: str
     reason: str = ""
     digest: str = ""
+    built: Built | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("databases", nargs="+", type=database, metavar="DB", help="a database")
     parser.add_argument("--dry-run", action="store_true", help="compare and list; write nothing")
+    parser.add_argument("--replace", action="store_true", help="store the new binaries of kernels that have changed")
     add_jobs(parser)
 
 
@@ -78,6 +89,8 @@ def main(args: argparse.Namespace) -> int:
             findings = [*compare(store, args.jobs, console)]
             if not args.dry_run:
                 findings = [*renew(store, findings)]
+                if args.replace:
+                    replace_binaries(store, findings)
             show(findings, store.name, console)
     return 0
 
@@ -120,7 +133,8 @@ def compare(store: Store, jobs: int, console: Console) -> Iterator[Finding]:
                         if image is None:
                             yield Finding(row, "not buildable", one_line(built.error))
                         else:
-                            yield compared(store, row, image, rendering.symbol(kernel), digest)
+                            found = compared(store, row, image, rendering.symbol(kernel), digest)
+                            yield replace(found, built=built) if found.outcome == "changed" else found
 
 
 def compiler_of(row: KernelRow) -> str:
@@ -143,14 +157,14 @@ def compared(store: Store, row: KernelRow, image: bytes, symbol: str, digest: st
     assert row.library
     old, new = machine_code(store.binary(row.library), row.symbol), machine_code(image, symbol)
     if old is None or new is None:
-        return Finding(row, "changed", f"the {'new' if old else 'stored'} binary has no function of this name")
+        return Finding(row, "changed", f"the {'new' if old else 'stored'} binary has no function of this name", digest)
     if count := old.differing(new):
         of_all = max(len(old.instructions), len(new.instructions))
-        return Finding(row, "changed", f"{count} of {of_all} instructions differ")
+        return Finding(row, "changed", f"{count} of {of_all} instructions differ", digest)
     if old.resources != new.resources:
         names = old.resources.keys() | new.resources.keys()
         different = sorted(name for name in names if old.resources.get(name) != new.resources.get(name))
-        return Finding(row, "changed", f"equal instructions, but other resources: {', '.join(different)}")
+        return Finding(row, "changed", f"equal instructions, but other resources: {', '.join(different)}", digest)
     return Finding(row, "identical", digest=digest)
 
 
@@ -160,8 +174,7 @@ def renew(store: Store, findings: list[Finding]) -> Iterator[Finding]:
     with store.writing() as session:
         for finding in findings:
             if finding.outcome == "identical":
-                key = {name: getattr(finding.row, name) for name in KEY}
-                if session.scalars(sa.select(KernelRow.id).filter_by(**key, source=finding.digest)).first():
+                if repeats(store, finding):
                     finding = Finding(finding.row, "duplicate", "another row has today's digest")  # noqa: PLW2901
                 else:
                     session.execute(
@@ -169,6 +182,41 @@ def renew(store: Store, findings: list[Finding]) -> Iterator[Finding]:
                     )
             done.append(finding)
     yield from done
+
+
+def replace_binaries(store: Store, findings: Iterable[Finding]) -> None:
+    """Let the rows of kernels that have changed refer to what was compiled; a row that would repeat another stays."""
+    for finding in findings:
+        built, old = finding.built, finding.row.library
+        if built is None or built.path is None or old is None or repeats(store, finding):
+            continue
+        tools = built.unit.toolchain
+        library = store.put_library(
+            built.path.read_bytes(),
+            kind=old.kind,
+            target=old.target,
+            abi_version=old.abi_version,
+            compiler=tools.compiler,
+            flags=tools.flags,
+            cutlass=paths.cutlass_version(),
+        )
+        with store.writing() as session:
+            row = session.get_one(KernelRow, finding.row.id)
+            kernel = kernel_of(row)
+            assert kernel
+            row.source, row.symbol, row.library_id = finding.digest, rendering.symbol(kernel), library.id
+            row.digest = digests.kernel(columns(row), columns(library))
+
+
+def repeats(store: Store, finding: Finding) -> bool:
+    """Return whether another row is the same kernel of today's source."""
+    key = {name: getattr(finding.row, name) for name in KEY}
+    with store.reading() as session:
+        return session.scalars(sa.select(KernelRow.id).filter_by(**key, source=finding.digest)).first() is not None
+
+
+def columns(row: KernelRow | Library) -> dict[str, object]:
+    return {name: getattr(row, name) for name in row.__table__.columns.keys() if name != "blob"}  # noqa: SIM118
 
 
 def show(findings: list[Finding], name: str, console: Console) -> None:

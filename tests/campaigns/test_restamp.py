@@ -14,6 +14,7 @@ from autotune.core import architecture, paths
 from autotune.families import Kernel, family
 from autotune.ir import Epilogue, parse
 from tuning_db import Store
+from tuning_db.reader import Reader
 
 PROBLEM = parse("avg_pool2d n=2 h=9 w=7 c=8 r=3 s=3 stride=2 pad=1 dtype=f16")
 
@@ -67,6 +68,20 @@ def test_identical_machine_code_gets_todays_digest(kernels, database):
     again = script("tests/campaigns/restamp.py", database, COLUMNS="120").stdout
     row = next(line for line in again.splitlines() if line.startswith("cuda_avg_pool2d"))
     assert row.split()[1:] == ["4", "2", "0", "1", "1", "0"]
+
+
+@pytest.mark.compile
+def test_a_changed_kernel_gets_the_new_binary(kernels, database):
+    _, second = kernels
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("DELETE FROM kernel WHERE id = 4")
+    done = script("tests/campaigns/restamp.py", database, "--replace", COLUMNS="120")
+    assert done.returncode == 0, done.stderr
+    assert sources(database)[1] == rendering.source_digest(second)
+    with Reader(database) as reader:
+        row = reader.kernel(2)  # its digest is that of the new binary
+        found = machine_code(reader.binary(row.library), row.symbol)
+    assert found == machine_code(kernels[second].read_bytes(), rendering.symbol(second))
 
 
 @pytest.mark.compile

@@ -5,7 +5,7 @@
 // of a block combine theirs, and the last of kFan blocks those of these blocks; the last of such groups combines the
 // groups' and computes the results. All orders are fixed, so the same input gives the same bits.
 #pragma once
-#include "sm90/conv2d/conv2d.cuh"
+#include "sm90/conv2d/stage.cuh"
 #include "sm90/fragment.cuh"
 #include "common/ptx/mbarrier.cuh"
 
@@ -17,35 +17,36 @@ struct Total {
 };
 
 // Kind: combines totals: add(Total), total(). Derived:
-//   add_tile(x, tile, first_block, sums, own)  adds a tile to the totals of a warp; it may change the sums that are
-//   stored store_total(x, channel, total)             writes the results of a channel
+//   add_tile(params, tile, first_block, accum, own)  adds a tile to the totals of a warp, and may change what is stored
+//   store_total(params, channel, total)              writes the results of a channel
 template <typename Config, typename Kind, typename Derived>
 struct ColumnTotals : Conv2dStage<Config> {
   using P = Conv2dPlan<Config>;
   using Layout = typename P::Layout;
   using ClusterCoord = typename P::ClusterCoord;
   using Params = typename P::Params;
-  using Sums = typename P::Sums;
+  using Accum = typename P::Accum;
   using Tile = typename P::Tile;
   using Stage = Conv2dStage<Config>;
   static constexpr int kFan = 16;  // blocks whose totals one block combines
   static constexpr int kColumns = P::kN / 32;
   static constexpr int kWarps = 4 * P::kGroups;
-  static_assert(P::kSlices == 1 && Config::kMerge == 1 && !P::kGated && !P::kFolded, "no such kernel with totals");
+  static_assert(P::kSlices == 1 && Config::kMerge == 1 && !Config::kGated && P::kHidden == 0,
+                "no such kernel with totals");
 
   // Completes what HopperConv2d::prepare() wrote. Each block must stay in its column of tiles.
   AT_DEVICE static void complete(at_prepared* out) {
     if (out->status != AT_OK) return;
-    const Params& x = *(const Params*)out->params;
+    const Params& params = *reinterpret_cast<const Params*>(out->params);
     const int clusters = out->grid[0] / P::kCluster;
-    if (!x.staging_bytes) return refused(out, "staging must not be 0");
-    if (x.along_m || clusters < x.cluster_tiles && clusters % x.cluster_columns.divisor)
+    if (!params.staging_bytes) return refused(out, "staging must not be 0");
+    if (params.along_m || clusters < params.cluster_tiles && clusters % params.cluster_columns.divisor)
       return refused(out, "raster must be 0, and grid 0 or whole columns of tiles");
-    if (kSharedBytes > x.fill_slots * x.slot_bytes) return refused(out, "the totals need more shared memory");
-    out->workspace_bytes = Workspace(x, clusters, nullptr).bytes();
+    if (kSharedBytes > params.activation_stages * params.stage_bytes)
+      return refused(out, "the totals need more shared memory");
+    out->workspace_bytes = Workspace(params, clusters, nullptr).bytes();
   }
 
- protected:
   static constexpr int kSharedBytes = (kWarps * (2 * P::kN + 1) + 1) * (int)sizeof(float);
 
   // For each column of tiles: counters of the groups of blocks and of the groups, then the totals of the blocks and of
@@ -53,9 +54,9 @@ struct ColumnTotals : Conv2dStage<Config> {
   struct Workspace {
     int columns, blocks, groups;
     char* memory;
-    AT_DEVICE Workspace(const Params& x, int clusters, void* memory)
-        : columns(x.cluster_columns.divisor * P::kClusterN),
-          blocks(clusters / x.cluster_columns.divisor * P::kClusterM),
+    AT_DEVICE Workspace(const Params& params, int clusters, void* memory)
+        : columns(params.cluster_columns.divisor * P::kClusterN),
+          blocks(clusters / params.cluster_columns.divisor * P::kClusterM),
           groups((blocks + kFan - 1) / kFan),
           memory((char*)memory) {}
     AT_DEVICE int rows() const { return blocks + groups; }
@@ -84,12 +85,12 @@ struct ColumnTotals : Conv2dStage<Config> {
     AT_DEVICE Added(int first) : Stage::Added{first}, next(first) {}
   };
 
-  AT_DEVICE static void stage_tile(const Params& x, const Layout& smem, const ClusterCoord& me, const Tile& tile,
-                                   int first_block, Sums& sums, Added& added) {
-    Derived::add_tile(x, tile, first_block, sums, added.own);
-    Stage::stage_tile(x, smem, me, tile, first_block, sums, added);
-    added.next += P::tile_step() * (P::kPingpong ? P::kGroups : 1);
-    if (added.next >= x.cluster_tiles) finish(x, smem, me, tile, added.own);
+  AT_DEVICE static void stage_tile(const Params& params, const Layout& smem, const ClusterCoord& cta, const Tile& tile,
+                                   int first_block, Accum& accum, Added& added) {
+    Derived::add_tile(params, tile, first_block, accum, added.own);
+    Stage::stage_tile(params, smem, cta, tile, first_block, accum, added);
+    added.next += Stage::Schedule::tile_step();
+    if (added.next >= params.cluster_tiles) finish(params, smem, cta, tile, added.own);
   }
 
   // ---- For add_tile ----
@@ -100,12 +101,12 @@ struct ColumnTotals : Conv2dStage<Config> {
     int at[P::kBlocks][2];
     bool counts[P::kBlocks][2];
     float in_warp = 0.f;  // pixels of the warp that count
-    AT_DEVICE Pixels(const Params& x, const Tile& tile, int first_block) {
+    AT_DEVICE Pixels(const Params& params, const Tile& tile, int first_block) {
       const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, first = P::kPatch ? 0 : tile.m * P::kM;
 #pragma unroll
       for (int i = 0; i < 2 * P::kBlocks; ++i) {
         const int row = 16 * warp + 8 * (i % 2) + fragment_row(lane);
-        at[i / 2][i % 2] = Stage::output_pixel(x, tile, first_block + i / 2, row);
+        at[i / 2][i % 2] = Stage::output_pixel(params, tile, first_block + i / 2, row);
         counts[i / 2][i % 2] = at[i / 2][i % 2] >= first;
         in_warp += counts[i / 2][i % 2];
       }
@@ -128,7 +129,6 @@ struct ColumnTotals : Conv2dStage<Config> {
     return v[0];
   }
 
- private:
   // ---- Of blocks ----
 
   AT_DEVICE static void meet(int warps) {
@@ -137,11 +137,12 @@ struct ColumnTotals : Conv2dStage<Config> {
   }
 
   // Combines the totals of this block's warps, then those of blocks and of groups. Every warp that had a tile calls it.
-  AT_DEVICE static void finish(const Params& x, const Layout& smem, const ClusterCoord& me, const Tile& tile,
+  AT_DEVICE static void finish(const Params& params, const Layout& smem, const ClusterCoord& cta, const Tile& tile,
                                const Own& own) {
-    const bool alone = P::kPingpong && P::first_tile() + P::tile_step() >= x.cluster_tiles;  // one warpgroup had a tile
+    const bool alone =
+        P::kPingpong && P::first_tile() + P::tile_step() >= params.cluster_tiles;  // one warpgroup had a tile
     const int warps = alone ? 4 : kWarps, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float* const memory = (float*)__cvta_shared_to_generic(smem.fills);
+    float* const memory = (float*)__cvta_shared_to_generic(smem.activations);
     float* const counts = memory + kWarps * 2 * P::kN;
     int* const last = (int*)(counts + kWarps);
     meet(warps);  // nobody reads the loads any more
@@ -153,8 +154,8 @@ struct ColumnTotals : Conv2dStage<Config> {
     if (lane == 0) counts[warp] = own.count;
     meet(warps);
 
-    const Workspace workspace(x, gridDim.x / P::kCluster, x.p.p[AT_WORKSPACE]);
-    const int block = blockIdx.x / P::kCluster / x.cluster_columns.divisor * P::kClusterM + me.m;
+    const Workspace workspace(params, gridDim.x / P::kCluster, params.p.p[AT_WORKSPACE]);
+    const int block = blockIdx.x / P::kCluster / params.cluster_columns.divisor * P::kClusterM + cta.m;
     const int group = block / kFan, in_group = min(workspace.blocks - group * kFan, kFan);
     for (int channel = threadIdx.x; channel < P::kN; channel += 32 * warps) {
       Kind all;
@@ -166,16 +167,16 @@ struct ColumnTotals : Conv2dStage<Config> {
     const bool one_group = workspace.groups == 1;
     for (int channel = threadIdx.x; channel < P::kN; channel += 32 * warps) {
       const Total all = read(workspace, tile.n, group * kFan, in_group, channel);
-      if (one_group) store(x, tile, channel, all);
+      if (one_group) store(params, tile, channel, all);
       else write(workspace.row(tile.n, workspace.blocks + group), channel, all);
     }
     if (one_group || !is_last(workspace.counter(tile.n, workspace.groups), workspace.groups, last, warps)) return;
     for (int channel = threadIdx.x; channel < P::kN; channel += 32 * warps)
-      store(x, tile, channel, read(workspace, tile.n, workspace.blocks, workspace.groups, channel));
+      store(params, tile, channel, read(workspace, tile.n, workspace.blocks, workspace.groups, channel));
   }
 
-  AT_DEVICE static void store(const Params& x, const Tile& tile, int channel, const Total& all) {
-    if (tile.n * P::kN + channel < x.k) Derived::store_total(x, tile.n * P::kN + channel, all);
+  AT_DEVICE static void store(const Params& params, const Tile& tile, int channel, const Total& all) {
+    if (tile.n * P::kN + channel < params.k) Derived::store_total(params, tile.n * P::kN + channel, all);
   }
 
   AT_DEVICE static void write(float* row, int channel, const Total& total) {
@@ -208,13 +209,12 @@ struct ColumnTotals : Conv2dStage<Config> {
     return *flag;
   }
 
- protected:
   // ---- What the direct epilogue has ----
 
   struct Early {
     AT_DEVICE void begin(const Params&, const ClusterCoord&, const Tile&, int) {}
   };
-  AT_DEVICE static void store_tile(const Params&, const ClusterCoord&, const Tile&, Sums&, Early&) {}
+  AT_DEVICE static void store_tile(const Params&, const ClusterCoord&, const Tile&, Accum&, Early&) {}
 };
 
 }  // namespace at

@@ -31,18 +31,18 @@ struct GradientSumsStore : ColumnTotals<Config, PlainSums, GradientSumsStore<Con
   AT_DEVICE static void complete(const Problem& a, at_prepared* out) {
     Totals::complete(out);
     if (out->status != AT_OK) return;
-    Params& x = *(Params*)out->params;
-    x.scalars[0] = a.relu, x.scalars[1] = a.gradients;
+    Params& params = *reinterpret_cast<Params*>(out->params);
+    params.scalars[0] = a.relu, params.scalars[1] = a.gradients;
   }
 
-  AT_DEVICE static void add_tile(const Params& x, const typename P::Tile& tile, int first_block, typename P::Sums& sums,
-                                 typename Totals::Own& own) {
+  AT_DEVICE static void add_tile(const Params& params, const typename P::Tile& tile, int first_block,
+                                 typename P::Accum& accum, typename Totals::Own& own) {
     using Element = typename P::Element;
-    const typename Totals::Pixels pixels(x, tile, first_block);
-    const bool own_relu = x.scalars[0] == kOwnRelu, joined_relu = x.scalars[0] == kJoinedRelu,
-               two = x.scalars[1] == 2.f;
-    const Element *const norm_x = (const Element*)x.p.p[kNormX], *const dy2 = (const Element*)x.p.p[kMore];
-    const Element* const z = (const Element*)x.p.p[kMore + two];
+    const typename Totals::Pixels pixels(params, tile, first_block);
+    const bool own_relu = params.scalars[0] == kOwnRelu, joined_relu = params.scalars[0] == kJoinedRelu,
+               two = params.scalars[1] == 2.f;
+    const Element *const norm_x = (const Element*)params.p.p[kNormX], *const dy2 = (const Element*)params.p.p[kMore];
+    const Element* const z = (const Element*)params.p.p[kMore + two];
     const int first_channel = tile.n * P::kN + fragment_channel(threadIdx.x % 32);
     Lines lines[2];
     const auto fetch = [&](int column) {
@@ -50,8 +50,8 @@ struct GradientSumsStore : ColumnTotals<Config, PlainSums, GradientSumsStore<Con
 #pragma unroll
       for (int i = 0; i < 2 * P::kBlocks; ++i) {
         const int pixel = pixels.at[i / 2][i % 2];
-        if (pixel < 0 || channel >= x.k) continue;
-        const int64_t offset = (int64_t)pixel * x.k + channel;
+        if (pixel < 0 || channel >= params.k) continue;
+        const int64_t offset = (int64_t)pixel * params.k + channel;
         lines[column % 2].x[i].read(norm_x + offset);
         if (two) lines[column % 2].dy2[i].read(dy2 + offset);
         if (joined_relu) lines[column % 2].z[i].read(z + offset);
@@ -63,40 +63,40 @@ struct GradientSumsStore : ColumnTotals<Config, PlainSums, GradientSumsStore<Con
       if (column + 1 < Totals::kColumns) fetch(column + 1);
       const int channel = first_channel + 32 * column;
       const Lines& here = lines[column % 2];
-      const float* const statistics = (const float*)x.p.p[kStatistics] + min(channel, x.k - 8);
+      const float* const statistics = (const float*)params.p.p[kStatistics] + min(channel, params.k - 8);
       if (two || joined_relu) {
 #pragma unroll
         for (int i = 0; i < 2 * P::kBlocks; ++i) {
           float v[8];
-          load_fragment(v, sums, i / 2, i % 2, column);
+          load_fragment(v, accum, i / 2, i % 2, column);
 #pragma unroll
           for (int e = 0; e < 8; ++e) {
             if (two) v[e] += to_float(here.dy2[i].elements[e]);
             if (joined_relu) v[e] = to_float(here.z[i].elements[e]) > 0.f ? v[e] : 0.f;
           }
-          store_fragment(v, sums, i / 2, i % 2, column);
+          store_fragment(v, accum, i / 2, i % 2, column);
         }
       }
       if (own_relu) {
         float scale[8], shift[8];
-        load_constant(scale, statistics + 3 * x.k), load_constant(shift, statistics + 4 * x.k);
+        load_constant(scale, statistics + 3 * params.k), load_constant(shift, statistics + 4 * params.k);
 #pragma unroll
         for (int i = 0; i < 2 * P::kBlocks; ++i) {
           float v[8];
-          load_fragment(v, sums, i / 2, i % 2, column);
+          load_fragment(v, accum, i / 2, i % 2, column);
 #pragma unroll
           for (int e = 0; e < 8; ++e)  // see batch_norm_gradient_sums.cu.j2
             v[e] = to_float(here.x[i].elements[e]) * scale[e] > -shift[e] ? v[e] : 0.f;
-          store_fragment(v, sums, i / 2, i % 2, column);
+          store_fragment(v, accum, i / 2, i % 2, column);
         }
       }
       float mean[8], sum[8] = {}, products[8] = {};
       load_constant(mean, statistics);
 #pragma unroll
       for (int i = 0; i < 2 * P::kBlocks; ++i) {
-        if (!pixels.counts[i / 2][i % 2] || channel >= x.k) continue;
+        if (!pixels.counts[i / 2][i % 2] || channel >= params.k) continue;
         float v[8];
-        load_fragment(v, sums, i / 2, i % 2, column);
+        load_fragment(v, accum, i / 2, i % 2, column);
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
           sum[e] += v[e];
@@ -107,16 +107,16 @@ struct GradientSumsStore : ColumnTotals<Config, PlainSums, GradientSumsStore<Con
     }
   }
 
-  AT_DEVICE static void store_total(const Params& x, int channel, const Total& all) {
-    const float* const statistics = (const float*)x.p.p[kStatistics] + channel;
-    const float mean = __ldg(statistics), factor = __ldg(statistics + 2 * x.k);
-    const float share = -__ldg(statistics + 3 * x.k) / x.rows, by_weight = all.second * factor;
+  AT_DEVICE static void store_total(const Params& params, int channel, const Total& all) {
+    const float* const statistics = (const float*)params.p.p[kStatistics] + channel;
+    const float mean = __ldg(statistics), factor = __ldg(statistics + 2 * params.k);
+    const float share = -__ldg(statistics + 3 * params.k) / params.rows, by_weight = all.second * factor;
     const float slope = share * factor * by_weight;
-    float* const y = (float*)x.p.p[kSums] + channel;
+    float* const y = (float*)params.p.p[kSums] + channel;
     y[0] = all.first;
-    y[x.k] = by_weight;
-    y[2 * x.k] = slope;
-    y[3 * x.k] = share * all.first - slope * mean;
+    y[params.k] = by_weight;
+    y[2 * params.k] = slope;
+    y[3 * params.k] = share * all.first - slope * mean;
   }
 };
 

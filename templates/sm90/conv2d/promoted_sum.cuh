@@ -30,18 +30,18 @@ AT_DEVICE void add_packed(PromotedSum& sum, float part) { sum.whole += part; }
 
 // Takes over the parts when their products are complete. first: there are none yet.
 template <int kBlocks, int N>
-AT_DEVICE void promote(PromotedSum (&sums)[kBlocks][N], bool first) {
+AT_DEVICE void promote(PromotedSum (&accum)[kBlocks][N], bool first) {
   ptx::warpgroup_commit_batch();
   ptx::warpgroup_wait<0>();
-  ptx::warpgroup_fence_operand(sums);
+  ptx::warpgroup_fence_operand(accum);
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block)
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      PromotedSum& sum = sums[block][i];
+      PromotedSum& sum = accum[block][i];
       sum.whole = first ? 0.f : sum.whole + sum.part;
     }
-  ptx::warpgroup_fence_operand(sums);
+  ptx::warpgroup_fence_operand(accum);
 }
 
 }  // namespace at

@@ -2,7 +2,7 @@
 // piece is 16 pixels by kStageChannels channels of one warp. TMA may load a tensor that the epilogue adds in the same
 // pieces.
 #pragma once
-#include "sm90/conv2d/plan.cuh"
+#include "sm90/conv2d/schedule.cuh"
 #include "sm90/fragment.cuh"
 #include "sm90/pipeline.cuh"
 #include "common/ptx/mbarrier.cuh"
@@ -14,82 +14,88 @@ namespace at {
 
 template <typename Config>
 struct Conv2dStage : Conv2dPlan<Config> {
- protected:
   using P = Conv2dPlan<Config>;
   using Element = typename P::Element;
   using Layout = typename P::Layout;
   using ClusterCoord = typename P::ClusterCoord;
   using Params = typename P::Params;
-  using Sums = typename P::Sums;
+  using Accum = typename P::Accum;
+  using Schedule = ScheduleOf<P>;
   using Tile = typename P::Tile;
 
   // The image and the square of 8 x 8 pixels that block `block` (64 rows) of a tile covers.
-  AT_DEVICE static void square(const Params& x, const Tile& tile, int block, int& n, int& h, int& w) {
-    n = x.out_area.divmod(tile.m, h) * x.images;
-    h = x.out_width.divmod(h, w);
+  AT_DEVICE static void square(const Params& params, const Tile& tile, int block, int& n, int& h, int& w) {
+    n = params.out_area.divmod(tile.m, h) * params.images;
+    h = params.out_width.divmod(h, w);
     if (P::kM == 64) return;
-    n += block / (x.squares_w * x.squares_h);
-    h = h * x.squares_h + block / x.squares_w % x.squares_h, w = w * x.squares_w + block % x.squares_w;
+    n += block / (params.squares_w * params.squares_h);
+    h = h * params.squares_h + block / params.squares_w % params.squares_h;
+    w = w * params.squares_w + block % params.squares_w;
   }
 
   // The index of an output pixel, or -1 if it lies outside. row: 0 to 63, of block `block` of the tile.
-  AT_DEVICE static int output_pixel(const Params& x, const Tile& tile, int block, int row) {
+  AT_DEVICE static int output_pixel(const Params& params, const Tile& tile, int block, int row) {
     if (!P::kPatch) {
-      const int pixel = tile.first_row(x) + 64 * block + row;
-      return pixel < x.rows ? pixel : -1;
+      const int pixel = tile.first_row(params) + 64 * block + row;
+      return pixel < params.rows ? pixel : -1;
     }
     int n, h, w;
-    square(x, tile, block, n, h, w);
-    h = 8 * h + row / 8, w = 8 * w + row % 8;
-    return n < x.n && h < x.out_h && w < x.out_w ? (n * x.out_h + h) * x.out_w + w : -1;
+    square(params, tile, block, n, h, w);
+    h = 8 * h + row / 8;
+    w = 8 * w + row % 8;
+    return n < params.n && h < params.out_h && w < params.out_w ? (n * params.out_h + h) * params.out_w + w : -1;
   }
 
   // Calls move() with the output coordinates of a warp's piece. piece / kBlocks counts channels, piece % kBlocks rows.
   // warp: 0 to 3, in its warpgroup.
   template <typename Move>
-  AT_DEVICE static void at_piece(const Params& x, const Tile& tile, int first_block, int warp, int piece,
+  AT_DEVICE static void at_piece(const Params& params, const Tile& tile, int first_block, int warp, int piece,
                                  const Move& move) {
     const int block = first_block + piece % P::kBlocks;
     const int channel = tile.n * P::kN + piece / P::kBlocks * P::kStageChannels;
     if (P::kPatch) {
       int n, h, w;
-      square(x, tile, block, n, h, w);
+      square(params, tile, block, n, h, w);
       move(channel, 8 * w, 8 * h + 2 * warp, n);
     } else {
-      move(channel, tile.first_row(x) + 64 * block + 16 * warp, 0, 0);
+      move(channel, tile.first_row(params) + 64 * block + 16 * warp, 0, 0);
     }
   }
 
   // The piece of the added tensor that a warp loads next, and the buffer that it reads next.
   struct Added {
     int index, piece = 0;  // index of the tile; piece in it
-    PipelineState ring{0, 0};
+    PipelineState state{0, 0};
   };
 
-  AT_DEVICE static void load_added(const Params& x, const Layout& smem, const ClusterCoord& me, int first_block,
-                                   Added& next, int slot) {
-    if (next.index >= x.cluster_tiles) return;
-    const int warp = ptx::warp_uniform(threadIdx.x / 32), buffer = warp * x.ahead + slot;
+  AT_DEVICE static void load_added(const Params& params, const Layout& smem, const ClusterCoord& cta, int first_block,
+                                   Added& next, int stage) {
+    if (next.index >= params.cluster_tiles) return;
+    const int warp = ptx::warp_uniform(threadIdx.x / 32), buffer = warp * params.ahead + stage;
     if (ptx::elect_one_sync()) {
-      const uint32_t full = smem.added_full + 8 * buffer, to = smem.added + buffer * P::kStageBytes;
+      const uint32_t full = smem.added_full + ptx::kMbarrierBytes * buffer, to = smem.added + buffer * P::kStageBytes;
       ptx::mbarrier_arrive_expect_tx(full, P::kStageBytes);
-      at_piece(x, Tile(x, me, next.index), first_block, warp % 4, next.piece, [&](int c, int w, int h, int n) {
-        if (P::kPatch) ptx::tma_load_4d(to, x.added_map, full, c, w, h, n);
-        else ptx::tma_load_2d<false>(to, x.added_map, full, c, w, 0);
-      });
+      at_piece(params, Tile(params, cta, next.index), first_block, warp % 4, next.piece,
+               [&](int c, int w, int h, int n) {
+                 if (P::kPatch) ptx::tma_load_4d(to, params.added_map, full, c, w, h, n);
+                 else ptx::tma_load_2d<false>(to, params.added_map, full, c, w, 0);
+               });
     }
     __syncwarp();
-    if (++next.piece == P::kPieces) next.piece = 0, next.index += P::tile_step() * (P::kPingpong ? P::kGroups : 1);
+    if (++next.piece == P::kPieces) {
+      next.piece = 0;
+      next.index += Schedule::tile_step();
+    }
   }
 
-  AT_DEVICE static void stage_tile(const Params& x, const Layout& smem, const ClusterCoord& me, const Tile& tile,
-                                   int first_block, Sums& sums, Added& added) {
+  AT_DEVICE static void stage_tile(const Params& params, const Layout& smem, const ClusterCoord& cta, const Tile& tile,
+                                   int first_block, Accum& accum, Added& added) {
     constexpr int kColumns = P::kStageChannels / 32;
     const int lane = threadIdx.x % 32, warp = ptx::warp_uniform(threadIdx.x / 32);
     int pixels[P::kBlocks][2];
 #pragma unroll
     for (int i = 0; i < 2 * P::kBlocks; ++i)
-      pixels[i / 2][i % 2] = Config::kAtPixels ? output_pixel(x, tile, first_block + i / 2,
+      pixels[i / 2][i % 2] = Config::kAtPixels ? output_pixel(params, tile, first_block + i / 2,
                                                               16 * (warp % 4) + 8 * (i % 2) + fragment_row(lane))
                                                : 0;
     auto channel_of = [&](int batch, int i) {
@@ -97,12 +103,12 @@ struct Conv2dStage : Conv2dPlan<Config> {
     };
     typename Config::Steps::Fetched fetched[2][2 * kColumns];
     auto fetch = [&](int batch) {
-      if (P::kAhead && x.ahead) return;
+      if (P::kAhead && params.ahead) return;
 #pragma unroll
       for (int i = 0; i < 2 * kColumns; ++i) {
         const int pixel = pixels[batch % P::kBlocks][i % 2], channel = channel_of(batch, i / 2);
-        if (pixel >= 0 && channel < x.k)
-          Config::Steps::fetch(fetched[batch % 2][i], x.p.p, (int64_t)pixel * x.k + channel);
+        if (pixel >= 0 && channel < params.k)
+          Config::Steps::fetch(fetched[batch % 2][i], params.p.p, int64_t(pixel) * params.k + channel);
       }
     };
     fetch(0);
@@ -124,15 +130,15 @@ struct Conv2dStage : Conv2dPlan<Config> {
         return row * bytes + 16 * (4 * (i / 2) + lane % 4 ^ swizzle);
       };
       if constexpr (P::kAhead) {
-        if (x.ahead) {
-          const int slot = added.ring.index, buffer = warp * x.ahead + slot;
-          ptx::mbarrier_wait(smem.added_full + 8 * buffer, added.ring.phase);
+        if (params.ahead) {
+          const int stage = added.state.index, buffer = warp * params.ahead + stage;
+          ptx::mbarrier_wait(smem.added_full + ptx::kMbarrierBytes * buffer, added.state.phase);
 #pragma unroll
           for (int i = 0; i < 2 * kColumns; ++i)
             ptx::ld_shared(fetched[batch % 2][i][0].words[0], smem.added + buffer * P::kStageBytes + place_of(i));
           __syncwarp();
-          load_added(x, smem, me, first_block, added, slot);
-          added.ring.advance(x.ahead);
+          load_added(params, smem, cta, first_block, added, stage);
+          added.state.advance(params.ahead);
         }
       }
 #pragma unroll
@@ -140,19 +146,20 @@ struct Conv2dStage : Conv2dPlan<Config> {
         const FragmentCoord at{m, i % 2, chunk * kColumns + i / 2};
         // Values outside the output are computed too, and TMA clips them: with a branch per vector each would wait for
         // its own operands. Only steps that store by themselves must not run there.
-        const int pixel = pixels[m][at.half], channel = min(channel_of(batch, i / 2), x.k - P::kVector);
+        const int pixel = pixels[m][at.half], channel = min(channel_of(batch, i / 2), params.k - P::kVector);
         float v[P::kVector];
-        load_fragment(v, sums, at);
-        if (!Config::kStores || pixel >= 0 && channel_of(batch, i / 2) < x.k)
-          Config::Steps::apply(v, x.p.p, x.scalars, channel, (int64_t)pixel * x.k + channel, fetched[batch % 2][i]);
+        load_fragment(v, accum, at);
+        if (!Config::kStores || pixel >= 0 && channel_of(batch, i / 2) < params.k)
+          Config::Steps::apply(v, params.p.p, params.scalars, channel, int64_t(pixel) * params.k + channel,
+                               fetched[batch % 2][i]);
         ptx::st_shared(buffer + place_of(i), rounded<Element>(v).words[0]);
       }
       ptx::fence_view_async_shared();
       __syncwarp();
       if (ptx::elect_one_sync())
-        at_piece(x, tile, first_block, warp % 4, batch, [&](int c, int w, int h, int n) {
-          if (P::kPatch) ptx::tma_store_4d(x.output_map, buffer, c, w, h, n);
-          else ptx::tma_store_2d(x.output_map, buffer, c, w);
+        at_piece(params, tile, first_block, warp % 4, batch, [&](int c, int w, int h, int n) {
+          if (P::kPatch) ptx::tma_store_4d(params.output_map, buffer, c, w, h, n);
+          else ptx::tma_store_2d(params.output_map, buffer, c, w);
         });
       ptx::tma_store_arrive();
     }

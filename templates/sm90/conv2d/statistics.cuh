@@ -32,9 +32,9 @@ struct StatisticsStore : ColumnTotals<Config, MomentSums, StatisticsStore<Config
   using Params = typename P::Params;
   enum { kNormWeight = 3, kNormBias = 4, kStatistics = 5 };  // Conv2dStatistics.operands()
 
-  AT_DEVICE static void add_tile(const Params& x, const typename P::Tile& tile, int first_block,
-                                 const typename P::Sums& sums, typename Totals::Own& own) {
-    const typename Totals::Pixels pixels(x, tile, first_block);
+  AT_DEVICE static void add_tile(const Params& params, const typename P::Tile& tile, int first_block,
+                                 const typename P::Accum& accum, typename Totals::Own& own) {
+    const typename Totals::Pixels pixels(params, tile, first_block);
     if (pixels.in_warp == 0.f) return;
     const float share = 1.f / pixels.in_warp, count = own.count + pixels.in_warp, weight = pixels.in_warp / count;
 #pragma unroll
@@ -43,7 +43,7 @@ struct StatisticsStore : ColumnTotals<Config, MomentSums, StatisticsStore<Config
 #pragma unroll
       for (int i = 0; i < 2 * P::kBlocks; ++i) {
         float v[8];
-        load_fragment(v, sums, i / 2, i % 2, column);
+        load_fragment(v, accum, i / 2, i % 2, column);
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
           const float value = pixels.counts[i / 2][i % 2] ? v[e] : 0.f;
@@ -58,15 +58,15 @@ struct StatisticsStore : ColumnTotals<Config, MomentSums, StatisticsStore<Config
     own.count = count;
   }
 
-  AT_DEVICE static void store_total(const Params& x, int channel, const Total& all) {
-    const float mean = all.first, factor = 1.f / sqrtf(all.second / all.count + x.scalars[0]);
-    const float scale = __ldg((const float*)x.p.p[kNormWeight] + channel) * factor;
-    float* const y = (float*)x.p.p[kStatistics] + channel;
+  AT_DEVICE static void store_total(const Params& params, int channel, const Total& all) {
+    const float mean = all.first, factor = 1.f / sqrtf(all.second / all.count + params.scalars[0]);
+    const float scale = __ldg((const float*)params.p.p[kNormWeight] + channel) * factor;
+    float* const y = (float*)params.p.p[kStatistics] + channel;
     y[0] = mean;
-    y[x.k] = all.second / fmaxf(all.count - 1.f, 1.f);
-    y[2 * x.k] = factor;
-    y[3 * x.k] = scale;
-    y[4 * x.k] = __ldg((const float*)x.p.p[kNormBias] + channel) - mean * scale;
+    y[params.k] = all.second / fmaxf(all.count - 1.f, 1.f);
+    y[2 * params.k] = factor;
+    y[3 * params.k] = scale;
+    y[4 * params.k] = __ldg((const float*)params.p.p[kNormBias] + channel) - mean * scale;
   }
 };
 

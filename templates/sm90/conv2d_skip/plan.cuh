@@ -41,7 +41,7 @@ struct Conv2dSkipPlan {
     int r, s, dilation_h, dilation_w;
     int rows, last_row, k;         // pixels of the output, the first of the last tile; channels
     int tiles, columns, together;  // rows of tiles times parts; columns of tiles, and those of a part
-    int pixel_slots, filter_slots, pixel_bytes;
+    int pixel_stages, filter_stages, pixel_bytes;
     FastDivmod parts;                // of a row of tiles
     FastDivmod out_area, out_width;  // in pixels
     float scalars[AT_MAX_SCALARS];
@@ -52,7 +52,7 @@ struct Conv2dSkipPlan {
 
   template <typename Problem>
   AT_DEVICE static void prepare(const Problem& a, at_prepared* out) {
-    Params x{};
+    Params params{};
     const int64_t rows = (int64_t)a.n * a.p * a.q;
     constexpr int kGranule = 16 / (int)sizeof(Element);  // channels in 16 bytes, the unit of TMA's strides
     if (a.c % kGranule || a.skip_c % kGranule || a.k % kGranule)
@@ -60,32 +60,32 @@ struct Conv2dSkipPlan {
     if (a.groups > 1) return refused(out, "groups must be 1");
     if (rows >= 1ll << 31) return refused(out, "there must be fewer than 2^31 pixels");
     const bool pointwise = a.r * a.s == 1 && a.stride_h * a.stride_w == 1 && a.pad_h + a.pad_w == 0;
-    x.x = {(int)ceil_div(a.c, kK), pointwise, a.stride_h, a.stride_w, a.pad_h, a.pad_w};
-    x.skip = {
+    params.x = {(int)ceil_div(a.c, kK), pointwise, a.stride_h, a.stride_w, a.pad_h, a.pad_w};
+    params.skip = {
         (int)ceil_div(a.skip_c, kK), a.skip_stride_h * a.skip_stride_w == 1, a.skip_stride_h, a.skip_stride_w, 0, 0};
-    x.r = a.r, x.s = a.s, x.dilation_h = a.dilation_h, x.dilation_w = a.dilation_w;
+    params.r = a.r, params.s = a.s, params.dilation_h = a.dilation_h, params.dilation_w = a.dilation_w;
     // The last tile ends with the last pixel and recomputes some of the tile before to the same bits; see
     // conv2d/plan.cuh.
     const int pixels = (int)min((int64_t)kRows, rows);
-    x.rows = (int)rows, x.last_row = max(x.rows - kRows, 0), x.k = a.k;
-    x.pixel_bytes = pixels * kRowBytes;
-    x.columns = (int)ceil_div(a.k, kN), x.together = min(max(a.launch[Launch::kTogether], 1), x.columns);
-    const int parts = ceil_div(x.columns, x.together);
-    x.parts = FastDivmod::make(parts), x.tiles = (int)ceil_div(rows, kRows) * parts;
-    x.out_area = FastDivmod::make(a.p * a.q), x.out_width = FastDivmod::make(a.q);
-    x.pixel_slots = a.launch[Launch::kPixelSlots];
-    x.filter_slots = kResident ? steps(x) * x.together : a.launch[Launch::kFilterSlots];
-    if (x.pixel_slots < 2 || (x.together > 1 && x.pixel_slots < steps(x)))
+    params.rows = (int)rows, params.last_row = max(params.rows - kRows, 0), params.k = a.k;
+    params.pixel_bytes = pixels * kRowBytes;
+    params.columns = (int)ceil_div(a.k, kN), params.together = min(max(a.launch[Launch::kTogether], 1), params.columns);
+    const int parts = ceil_div(params.columns, params.together);
+    params.parts = FastDivmod::make(parts), params.tiles = (int)ceil_div(rows, kRows) * parts;
+    params.out_area = FastDivmod::make(a.p * a.q), params.out_width = FastDivmod::make(a.q);
+    params.pixel_stages = a.launch[Launch::kPixelSlots];
+    params.filter_stages = kResident ? steps(params) * params.together : a.launch[Launch::kFilterSlots];
+    if (params.pixel_stages < 2 || (params.together > 1 && params.pixel_stages < steps(params)))
       return refused(out, "pixel_slots must be at least 2, and hold a tile's pixels if they serve several columns");
-    if (x.filter_slots < 2) return refused(out, "filter_slots must be at least 2");
-    for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
-    const int64_t shared = kSmemAlignment + kStagingBytes +
-                           (int64_t)x.pixel_slots * (kPixelBytes + 2 * ptx::kMbarrierBytes) +
-                           (int64_t)x.filter_slots * (kFilterBytes + 2 * ptx::kMbarrierBytes);
-    if (shared > AT_MAX_SHARED_BYTES) return refused(out, "the tile needs more shared memory than the GPU has");
-    const int grid = min(a.launch[Launch::kGrid] ? a.launch[Launch::kGrid] : x.tiles, x.tiles);
+    if (params.filter_stages < 2) return refused(out, "filter_slots must be at least 2");
+    for (int i = 0; i < AT_MAX_SCALARS; ++i) params.scalars[i] = a.scalars[i];
+    const int64_t loads = int64_t{params.pixel_stages} * kPixelBytes + int64_t{params.filter_stages} * kFilterBytes;
+    const uint32_t shared = kSmemAlignment + Layout(params, 0).end;
+    if (loads > AT_MAX_SHARED_BYTES || shared > AT_MAX_SHARED_BYTES)
+      return refused(out, "the tile needs more shared memory than the GPU has");
+    const int grid = min(a.launch[Launch::kGrid] ? a.launch[Launch::kGrid] : params.tiles, params.tiles);
     if (kResident && grid % parts) return refused(out, "grid must be a multiple of the parts of a row of tiles");
-    prepared(out, x, grid, 1, 1, kThreads, (int)shared, 0);
+    prepared(out, params, grid, 1, 1, kThreads, shared, 0);
 
     const uint64_t c = a.c, h = a.h, w = a.w, n = a.n, taps = a.r * a.s, padded_k = ceil_div(a.k, 32) * 32;
     const auto ask = [&](int offset, int pointer) -> at_tensor_map& {
@@ -106,10 +106,10 @@ struct Conv2dSkipPlan {
       map.lower[0] = -of.pad_w, map.upper[0] = of.pad_w - reach_w;
       map.lower[1] = -of.pad_h, map.upper[1] = of.pad_h - reach_h;
     };
-    ask_pixels(kXMap, kX, x.x, c, h, w, (a.r - 1) * a.dilation_h, (a.s - 1) * a.dilation_w);
+    ask_pixels(kXMap, kX, params.x, c, h, w, (a.r - 1) * a.dilation_h, (a.s - 1) * a.dilation_w);
     ptx::describe_tensor_map<Element>(ask(kWeightMap, kWeight), {c, taps, padded_k}, {kK, 1, kN}, {1, 1, 1});
     const uint64_t skip_c = a.skip_c, skip_h = a.skip_h, skip_w = a.skip_w;
-    ask_pixels(kSkipMap, kSkip, x.skip, skip_c, skip_h, skip_w, 0, 0);
+    ask_pixels(kSkipMap, kSkip, params.skip, skip_c, skip_h, skip_w, 0, 0);
     ptx::describe_tensor_map<Element>(ask(kProjectionMap, kProjection), {skip_c, 1, padded_k}, {kK, 1, kN}, {1, 1, 1});
     Stage::describe(out->tensor_maps[out->tensor_map_count++], kOutputMap, kY, Config::kMapElement, a.k, rows);
   }
@@ -117,18 +117,19 @@ struct Conv2dSkipPlan {
  protected:
   // ---- Of a block ----
 
-  // Addresses in shared memory. A slot holds a step's pixels or filters.
+  // Addresses in shared memory. A stage holds a step's pixels or filters.
   struct Layout {
-    uint32_t pixels, filters, staging, pixel_full, pixel_empty, filter_full, filter_empty;
-    AT_DEVICE Layout(const Params& x, uint32_t memory) {
+    uint32_t pixels, filters, staging, pixel_full, pixel_empty, filter_full, filter_empty, end;
+    AT_DEVICE Layout(const Params& params, uint32_t memory) {
       SmemLayout layout(memory);
-      pixels = layout.add(x.pixel_slots * kPixelBytes);
-      filters = layout.add(x.filter_slots * kFilterBytes);
+      pixels = layout.add(params.pixel_stages * kPixelBytes);
+      filters = layout.add(params.filter_stages * kFilterBytes);
       staging = layout.add(kStagingBytes);
-      pixel_full = layout.add_barriers(x.pixel_slots);
-      pixel_empty = layout.add_barriers(x.pixel_slots);
-      filter_full = layout.add_barriers(x.filter_slots);
-      filter_empty = layout.add_barriers(x.filter_slots);
+      pixel_full = layout.add_barriers(params.pixel_stages);
+      pixel_empty = layout.add_barriers(params.pixel_stages);
+      filter_full = layout.add_barriers(params.filter_stages);
+      filter_empty = layout.add_barriers(params.filter_stages);
+      end = layout.end;
     }
   };
 
@@ -138,16 +139,16 @@ struct Conv2dSkipPlan {
   // A row of pixels and some columns of channels. Those that follow each other have the same pixels.
   struct Tile {
     int row, column, end;
-    AT_DEVICE Tile(const Params& x, int index) {
+    AT_DEVICE Tile(const Params& params, int index) {
       int part;
-      row = min(x.parts.divmod(index, part) * kRows, x.last_row);
-      column = part * x.together;
-      end = min(column + x.together, x.columns);
+      row = min(params.parts.divmod(index, part) * kRows, params.last_row);
+      column = part * params.together;
+      end = min(column + params.together, params.columns);
     }
   };
 
-  AT_DEVICE static int own_steps(const Params& x) { return x.r * x.s * x.x.chunks; }
-  AT_DEVICE static int steps(const Params& x) { return own_steps(x) + x.skip.chunks; }
+  AT_DEVICE static int own_steps(const Params& params) { return params.r * params.s * params.x.chunks; }
+  AT_DEVICE static int steps(const Params& params) { return own_steps(params) + params.skip.chunks; }
 };
 
 }  // namespace at

@@ -29,10 +29,10 @@ struct PointwisePairPlan {
 
   struct alignas(64) Params {
     uint8_t x_map[128], weight1_map[128], weight2_map[128];
-    int rows, hidden, k;           // pixels and channels
-    int slabs, chunks, tiles;      // of kRow input channels, kChunk hidden channels, kRows pixels
-    int x_slots, weight_slots;     // buffers of a tile's pixels, and of a chunk's filters
-    int slot_bytes, weight_bytes;  // of each
+    int rows, hidden, k;            // pixels and channels
+    int slabs, chunks, tiles;       // of kRow input channels, kChunk hidden channels, kRows pixels
+    int x_stages, weight_stages;    // buffers of a tile's pixels, and of a chunk's filters
+    int stage_bytes, weight_bytes;  // of each
     float scalars[AT_MAX_SCALARS];
     at_pointers p;
   };
@@ -41,26 +41,30 @@ struct PointwisePairPlan {
 
   template <typename Problem>
   AT_DEVICE static void prepare(const Problem& a, at_prepared* out) {
-    Params x{};
+    Params params{};
     const int64_t rows = (int64_t)a.n * a.h * a.w;
     constexpr int kGranule = 16 / (int)sizeof(Element);  // channels in 16 bytes, the unit of TMA's strides
     if (a.c % kGranule || a.hidden % kGranule || a.k % kGranule)
       return refused(out, "c, hidden and k must be multiples of 8, or of 16 in bytes");
     if (a.k > kN) return refused(out, "k must be at most the columns that the kernel is compiled for");
     if (rows >= 1ll << 31) return refused(out, "there must be fewer than 2^31 pixels");
-    x.rows = (int)rows, x.hidden = a.hidden, x.k = a.k;
-    x.slabs = ceil_div(a.c, kRow), x.chunks = ceil_div(a.hidden, kChunk), x.tiles = ceil_div(rows, kRows);
-    x.slot_bytes = x.slabs * kSlabBytes, x.weight_bytes = x.slabs * kWeight1Bytes + kWeight2Bytes;
-    for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
-    x.x_slots = a.launch[Launch::kXSlots], x.weight_slots = kResident ? x.chunks : a.launch[Launch::kWeightSlots];
+    params.rows = (int)rows, params.hidden = a.hidden, params.k = a.k;
+    params.slabs = ceil_div(a.c, kRow), params.chunks = ceil_div(a.hidden, kChunk),
+    params.tiles = ceil_div(rows, kRows);
+    params.stage_bytes = params.slabs * kSlabBytes, params.weight_bytes = params.slabs * kWeight1Bytes + kWeight2Bytes;
+    for (int i = 0; i < AT_MAX_SCALARS; ++i) params.scalars[i] = a.scalars[i];
+    params.x_stages = a.launch[Launch::kXSlots],
+    params.weight_stages = kResident ? params.chunks : a.launch[Launch::kWeightSlots];
     // The filters of a chunk are in use until the next chunk's are, and with kAhead those of a third one, too.
-    if (x.x_slots < 1 || x.x_slots > 32 || (!kResident && x.weight_slots < 2 + kAhead))
+    if (params.x_stages < 1 || params.x_stages > 32 || (!kResident && params.weight_stages < 2 + kAhead))
       return refused(out, "x_slots must be 1 to 32, and weight_slots at least 2, or 3 with the next product ahead");
-    const int64_t shared = kSmemAlignment + (int64_t)x.x_slots * (x.slot_bytes + 2 * ptx::kMbarrierBytes) +
-                           (int64_t)x.weight_slots * (x.weight_bytes + 2 * ptx::kMbarrierBytes);
-    if (shared > AT_MAX_SHARED_BYTES) return refused(out, "the tile needs more shared memory than the GPU has");
-    const int grid = a.launch[Launch::kGrid] ? a.launch[Launch::kGrid] : x.tiles;
-    prepared(out, x, min(x.tiles, grid), 1, 1, kThreads, (int)shared, 0);
+    const int64_t loads =
+        int64_t{params.x_stages} * params.stage_bytes + int64_t{params.weight_stages} * params.weight_bytes;
+    const uint32_t shared = kSmemAlignment + Layout(params, 0).end;
+    if (loads > AT_MAX_SHARED_BYTES || shared > AT_MAX_SHARED_BYTES)
+      return refused(out, "the tile needs more shared memory than the GPU has");
+    const int grid = a.launch[Launch::kGrid] ? a.launch[Launch::kGrid] : params.tiles;
+    prepared(out, params, min(params.tiles, grid), 1, 1, kThreads, shared, 0);
 
     const auto ask = [&](int offset, int pointer, int row_bytes) -> at_tensor_map& {
       at_tensor_map& map = out->tensor_maps[out->tensor_map_count++];
@@ -79,15 +83,16 @@ struct PointwisePairPlan {
 
   // Addresses in shared memory. A buffer of filters has those of the first product, then those of the second.
   struct Layout {
-    uint32_t x, weights, x_full, x_empty, weight_full, weight_empty;
+    uint32_t x, weights, x_full, x_empty, weight_full, weight_empty, end;
     AT_DEVICE Layout(const Params& params, uint32_t memory) {
       SmemLayout layout(memory);
-      x = layout.add(params.x_slots * params.slot_bytes);
-      weights = layout.add(params.weight_slots * params.weight_bytes);
-      x_full = layout.add_barriers(params.x_slots);
-      x_empty = layout.add_barriers(params.x_slots);
-      weight_full = layout.add_barriers(params.weight_slots);
-      weight_empty = layout.add_barriers(params.weight_slots);
+      x = layout.add(params.x_stages * params.stage_bytes);
+      weights = layout.add(params.weight_stages * params.weight_bytes);
+      x_full = layout.add_barriers(params.x_stages);
+      x_empty = layout.add_barriers(params.x_stages);
+      weight_full = layout.add_barriers(params.weight_stages);
+      weight_empty = layout.add_barriers(params.weight_stages);
+      end = layout.end;
     }
   };
 

@@ -43,7 +43,7 @@ struct HopperImagePlan {
     int images, out_h, out_w, k, rows;  // images: loaded per tile; rows: pixels of the output
     int last_image, plane_bytes;        // first image of the last tile; bytes of a tile's pixels
     int chunks, skip_chunks;            // of kK channels
-    int weight_slots;                   // of each warpgroup
+    int weight_stages;                  // of each warpgroup
     FastDivmod columns;                 // of tiles
     int pixels, hidden;                 // of the gate
     float pixel_weight;
@@ -57,14 +57,14 @@ struct HopperImagePlan {
   // hidden: channels of the gate's hidden layer, or 0 without a gate.
   template <typename Problem>
   AT_DEVICE static void prepare(const Problem& a, int hidden, at_prepared* out) {
-    Params x{};
-    x.pixels = a.p * a.q, x.hidden = hidden, x.images = kM / max(x.pixels, 1);
+    Params params{};
+    params.pixels = a.p * a.q, params.hidden = hidden, params.images = kM / max(params.pixels, 1);
     const bool square = a.r == 3 && a.s == 3 && a.pad_h == 1 && a.pad_w == 1 && a.dilation_h == 1 && a.dilation_w == 1;
     const bool strides = a.stride_h == kStride && a.stride_w == kStride && a.h == kStride * a.p && a.w == kStride * a.q;
     if (!square) return refused(out, "the filter must be 3 x 3 with padding 1 and dilation 1");
     if (!strides)
       return refused(out, "the kernel is compiled for another stride, or the stride does not divide the image");
-    if (kPartial ? x.pixels > kM : x.images * x.pixels != kM)
+    if (kPartial ? params.pixels > kM : params.images * params.pixels != kM)
       return refused(out, kPartial ? "an output image must have at most 64 pixels"
                                    : "the pixels of an output image must divide 64");
     if (a.groups > 1) return refused(out, "groups must be 1");
@@ -72,31 +72,31 @@ struct HopperImagePlan {
     if (a.c % kGranule || a.k % 8)
       return refused(out, kGranule == 8 ? "c and k must be multiples of 8" : "c must be a multiple of 16, and k of 8");
     // The last tile ends with the last image, and a tile loads no more images than there are; see conv2d/plan.cuh.
-    x.last_image = max(a.n - x.images, 0), x.images = min(x.images, a.n),
-    x.plane_bytes = x.images * x.pixels * kRowBytes;
+    params.last_image = max(a.n - params.images, 0), params.images = min(params.images, a.n),
+    params.plane_bytes = params.images * params.pixels * kRowBytes;
     if constexpr (kFolded) {
-      if (!Folded::fits(x.pixels, hidden))
+      if (!Folded::fits(params.pixels, hidden))
         return refused(out, "the gate's pixels or hidden values are not those that the kernel is compiled for");
-      x.pixel_weight = 1.f / x.pixels, x.slabs = FastDivmod::make(max(x.pixels / 16, 1));
+      params.pixel_weight = 1.f / params.pixels, params.slabs = FastDivmod::make(max(params.pixels / 16, 1));
     }
-    x.out_h = a.p, x.out_w = a.q, x.k = a.k, x.rows = a.n * x.pixels;
-    x.chunks = ceil_div(a.c, kK), x.weight_slots = a.launch[Launch::kWeightSlots];
+    params.out_h = a.p, params.out_w = a.q, params.k = a.k, params.rows = a.n * params.pixels;
+    params.chunks = ceil_div(a.c, kK), params.weight_stages = a.launch[Launch::kWeightSlots];
     if constexpr (kProjects) {
-      x.skip_chunks = ceil_div(a.skip_c, kK);
+      params.skip_chunks = ceil_div(a.skip_c, kK);
       if (a.skip_groups > 1) return refused(out, "skip_groups must be 1");
       if (a.skip_c % 8) return refused(out, "skip_c must be a multiple of 8");
     }
-    for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
+    for (int i = 0; i < AT_MAX_SCALARS; ++i) params.scalars[i] = a.scalars[i];
 
-    const int columns = ceil_div(a.k, kN), tiles = ceil_div(ceil_div(a.n, x.images), kPeers) * kPeers;
-    x.columns = FastDivmod::make(columns);
-    const int64_t shared = kSmemAlignment + Layout(x, 0).end;
-    if (x.weight_slots < 2 || x.weight_slots > 32) return refused(out, "weight_slots must be 2 to 32");
+    const int columns = ceil_div(a.k, kN), tiles = ceil_div(ceil_div(a.n, params.images), kPeers) * kPeers;
+    params.columns = FastDivmod::make(columns);
+    const int64_t shared = kSmemAlignment + Layout(params, 0).end;
+    if (params.weight_stages < 2 || params.weight_stages > 32) return refused(out, "weight_slots must be 2 to 32");
     if (shared > AT_MAX_SHARED_BYTES) return refused(out, "the tile needs more shared memory than the GPU has");
-    prepared(out, x, tiles * columns, 1, 1, kThreads, (int)shared, 0);
+    prepared(out, params, tiles * columns, 1, 1, kThreads, (int)shared, 0);
 
     const uint64_t c = a.c, h = a.h, w = a.w, n = a.n, padded_k = ceil_div(a.k, 32) * 32;
-    const uint32_t box_h = (a.p - 1) * kStride + 1, box_w = (a.q - 1) * kStride + 1, images = x.images;
+    const uint32_t box_h = (a.p - 1) * kStride + 1, box_w = (a.q - 1) * kStride + 1, images = params.images;
     const auto ask = [&](int offset, int pointer) -> at_tensor_map& {
       at_tensor_map& map = out->tensor_maps[out->tensor_map_count++];
       map = {offset, pointer, Config::kMapElement, ptx::swizzle_mode(kRowBytes)};
@@ -110,8 +110,8 @@ struct HopperImagePlan {
                                         {1, 1, 1});
     if constexpr (kProjects) {
       const uint64_t skip_c = a.skip_c;
-      ptx::describe_tensor_map<Element>(ask(kSkipMap, kSkip), {skip_c, (uint64_t)x.rows},
-                                        {kK, images * (uint32_t)x.pixels}, {1, 1});
+      ptx::describe_tensor_map<Element>(ask(kSkipMap, kSkip), {skip_c, (uint64_t)params.rows},
+                                        {kK, images * (uint32_t)params.pixels}, {1, 1});
       ptx::describe_tensor_map<Element>(ask(kProjectionMap, kProjection), {skip_c, 1, padded_k}, {kK, 1, kOwn / kPeers},
                                         {1, 1, 1});
     }
@@ -121,23 +121,23 @@ struct HopperImagePlan {
 
   struct ClusterCoord {
     int tile, column, peer;  // peer: rank in the cluster
-    AT_DEVICE int first_image(const Params& x) const { return min(tile * x.images, x.last_image); }
+    AT_DEVICE int first_image(const Params& params) const { return min(tile * params.images, params.last_image); }
   };
 
   // Addresses in shared memory.
   struct Layout {
     uint32_t images, skip, weights, zeros, gates, sums, full, weight_full, weight_empty, end;
-    AT_DEVICE Layout(const Params& x, uint32_t memory) {
+    AT_DEVICE Layout(const Params& params, uint32_t memory) {
       SmemLayout layout(memory);
-      images = layout.add(x.chunks * kChunkBytes);
-      skip = layout.add(x.skip_chunks * kPlaneBytes);
-      weights = layout.add(kGroups * x.weight_slots * kWeightBytes);
+      images = layout.add(params.chunks * kChunkBytes);
+      skip = layout.add(params.skip_chunks * kPlaneBytes);
+      weights = layout.add(kGroups * params.weight_stages * kWeightBytes);
       zeros = layout.add(kRowBytes);
       gates = layout.add(kFolded ? kOwners * Folded::kBytes : 0);
       sums = layout.add(kOwners * kFours * kFoursBytes);
-      full = layout.add_barriers(x.chunks + x.skip_chunks);
-      weight_full = layout.add_barriers(kGroups * x.weight_slots);
-      weight_empty = layout.add_barriers(kGroups * x.weight_slots);
+      full = layout.add_barriers(params.chunks + params.skip_chunks);
+      weight_full = layout.add_barriers(kGroups * params.weight_stages);
+      weight_empty = layout.add_barriers(kGroups * params.weight_stages);
       end = layout.end;
     }
   };

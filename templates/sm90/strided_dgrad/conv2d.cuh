@@ -31,71 +31,71 @@ struct HopperStridedDgrad : StridedDgradPlan<Config> {
   using Layout = typename P::Layout;
   using Phase = typename P::Phase;
   using Tile = typename P::Tile;
-  using Sums = typename P::Sums;
+  using Accum = typename P::Accum;
 
-  AT_DEVICE static void run(const Params& x, char* memory) {
-    const Layout smem(x, align_smem(ptx::cast_smem_ptr_to_uint(memory)));
+  AT_DEVICE static void run(const Params& params, char* memory) {
+    const Layout smem(params, align_smem(ptx::cast_smem_ptr_to_uint(memory)));
     const int warp = ptx::warp_uniform(threadIdx.x / 32);
-    const Tile tile(x);
+    const Tile tile(params);
     if (warp == 0) {
-      init_ring(smem.full, smem.empty, x.slots, P::kGroups * P::kPeers);
+      init_ring(smem.full, smem.empty, params.stages, P::kGroups * P::kPeers);
     } else if (warp == 4 * P::kGroups) {
-      ptx::prefetch_tensormap(x.dy_maps[tile.index]);
-      ptx::prefetch_tensormap(x.weight_map);
+      ptx::prefetch_tensormap(params.dy_maps[tile.index]);
+      ptx::prefetch_tensormap(params.weight_map);
     }
     ptx::cluster_or_block_sync<P::kPeers>();
     griddepcontrol_wait();
     if (warp < 4 * P::kGroups) {
-      multiply(x, smem, tile);
+      multiply(params, smem, tile);
     } else {
-      if (ptx::elect_one_sync()) load(x, smem, tile);
+      if (ptx::elect_one_sync()) load(params, smem, tile);
       __syncwarp();
     }
   }
 
  private:
-  AT_DEVICE static void load(const Params& x, const Layout& smem, const Tile& tile) {
-    const Phase& phase = x.phases[tile.index];
+  AT_DEVICE static void load(const Params& params, const Layout& smem, const Tile& tile) {
+    const Phase& phase = params.phases[tile.index];
     const Pipeline pipeline = P::pipeline(smem);
     int h, w;
     const int n = phase.area.divmod(tile.first, h);
-    h = phase.width.divmod(h, w) + x.vertical.low[phase.h], w += x.horizontal.low[phase.w];
+    h = phase.width.divmod(h, w) + params.vertical.low[phase.h], w += params.horizontal.low[phase.w];
     const int bytes = (min(P::kM, phase.rows) + P::kN) * P::kRowBytes;
     const int own_weights = P::kWeightOffset + tile.peer * P::kOwnN * P::kRowBytes;
     PipelineState state{0, 1};
-    int r = x.vertical.first_tap[phase.h];
-    for (int i = 0; i < tile.taps_h; ++i, r -= x.vertical.tap_step) {
-      int tap = r * x.s + x.horizontal.first_tap[phase.w];
-      for (int j = 0; j < tile.taps_w; ++j, tap -= x.horizontal.tap_step) {
-        for (int chunk = 0; chunk < x.chunks; ++chunk, state.advance(x.slots)) {
+    int r = params.vertical.first_tap[phase.h];
+    for (int i = 0; i < tile.taps_h; ++i, r -= params.vertical.tap_step) {
+      int tap = r * params.s + params.horizontal.first_tap[phase.w];
+      for (int j = 0; j < tile.taps_w; ++j, tap -= params.horizontal.tap_step) {
+        for (int chunk = 0; chunk < params.chunks; ++chunk, state.advance(params.stages)) {
           const uint32_t full = pipeline.producer_acquire(state), to = smem.stages + state.index * P::kStageBytes;
           ptx::mbarrier_arrive_expect_tx(full, bytes);
-          ptx::tma_load_im2col<false>(to, x.dy_maps[tile.index], full, chunk * P::kK, w, h, n, j * x.horizontal.dy_step,
-                                      i * x.vertical.dy_step, 0);
-          ptx::tma_load_3d<(P::kPeers > 1)>(to + own_weights, x.weight_map, full, chunk * P::kK, tap,
+          ptx::tma_load_im2col<false>(to, params.dy_maps[tile.index], full, chunk * P::kK, w, h, n,
+                                      j * params.horizontal.dy_step, i * params.vertical.dy_step, 0);
+          ptx::tma_load_3d<(P::kPeers > 1)>(to + own_weights, params.weight_map, full, chunk * P::kK, tap,
                                             tile.channel + tile.peer * P::kOwnN, (1 << P::kPeers) - 1);
         }
       }
     }
     launch_dependents();
-    if constexpr (P::kPeers > 1) pipeline.producer_tail(state, x.slots);
+    if constexpr (P::kPeers > 1) pipeline.producer_tail(state, params.stages);
   }
 
-  AT_DEVICE static void multiply(const Params& x, const Layout& smem, const Tile& tile) {
+  AT_DEVICE static void multiply(const Params& params, const Layout& smem, const Tile& tile) {
     const int group = ptx::warp_uniform(threadIdx.x / 128);
-    const int fills = tile.taps_h * tile.taps_w * x.chunks;
+    const int k_blocks = tile.taps_h * tile.taps_w * params.chunks;
     const uint32_t own = ptx::descriptor_lo(smem.stages + group * P::kBlocks * 64 * P::kRowBytes);
     const uint32_t weights = ptx::descriptor_lo(smem.stages + P::kWeightOffset);
-    Sums sums = {};
-    const Stages stages{P::pipeline(smem), x.slots, fills, P::kStageBytes / 16};
-    add_staged_products<Config, 32 / 16, P::kPeers>(stages, own, weights, sums);
+    Accum accum = {};
+    const Stages stages{P::pipeline(smem), params.stages, k_blocks, P::kStageBytes / 16};
+    add_staged_products<Config, 32 / 16, P::kPeers>(stages, own, weights, accum);
     launch_dependents();
-    store_tile(x, tile, group, sums);
+    store_tile(params, tile, group, accum);
   }
 
-  AT_DEVICE static void store_tile(const Params& x, const Tile& tile, int group, Sums& sums) {
+  AT_DEVICE static void store_tile(const Params& params, const Tile& tile, int group, Accum& accum) {
     constexpr int kVectors = P::kBlocks * P::kN / 16;  // of the thread, eight channels each
-    const Phase& phase = x.phases[tile.index];
+    const Phase& phase = params.phases[tile.index];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     int pixels[P::kBlocks][2];
 #pragma unroll
@@ -104,20 +104,20 @@ struct HopperStridedDgrad : StridedDgradPlan<Config> {
       const int row = tile.first + in_tile;
       int h, w;
       const int n = phase.area.divmod(row, h);
-      h = phase.width.divmod(h, w) * x.stride_h + phase.h, w = w * x.stride_w + phase.w;
-      pixels[i / 2][i % 2] = row < phase.rows ? (n * x.h + h) * x.w + w : -1;
+      h = phase.width.divmod(h, w) * params.stride_h + phase.h, w = w * params.stride_w + phase.w;
+      pixels[i / 2][i % 2] = row < phase.rows ? (n * params.h + h) * params.w + w : -1;
     }
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const FragmentCoord at = fragment_coord<P::kBlocks>(i);
       const int pixel = pixels[at.block][at.half], channel = tile.channel + at.channel() + fragment_channel(lane);
       float v[8];
-      load_fragment(v, sums, at);
-      if (pixel < 0 || channel >= x.c) continue;
-      const int64_t offset = (int64_t)pixel * x.c + channel;
+      load_fragment(v, accum, at);
+      if (pixel < 0 || channel >= params.c) continue;
+      const int64_t offset = (int64_t)pixel * params.c + channel;
       const typename Config::Steps::Fetched none{};  // the steps load their operands themselves
-      Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, none);
-      store(v, (Element*)x.p.p[P::kDx] + offset);
+      Config::Steps::apply(v, params.p.p, params.scalars, channel, offset, none);
+      store(v, (Element*)params.p.p[P::kDx] + offset);
     }
   }
 };

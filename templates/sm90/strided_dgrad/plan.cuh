@@ -46,7 +46,7 @@ struct StridedDgradPlan {
     Axis vertical, horizontal;
     Phase phases[kMaxPhases];  // the longest sums first
     FastDivmod tiles_n;
-    int h, w, c, s, stride_h, stride_w, chunks, slots;
+    int h, w, c, s, stride_h, stride_w, chunks, stages;
     float scalars[AT_MAX_SCALARS];
     at_pointers p;
   };
@@ -70,46 +70,48 @@ struct StridedDgradPlan {
   }
 
   AT_DEVICE static void prepare(const at_conv2d& a, at_prepared* out) {
-    Params x{};
+    Params params{};
     if (a.groups > 1) return refused(out, "groups must be 1");
     if (a.c % 8 || a.k % 8) return refused(out, "c and k must be multiples of 8");
     if (a.stride_h > kMaxStride || a.stride_w > kMaxStride) return refused(out, "stride must be at most 2");
-    x.vertical = axis(a.h, a.r, a.stride_h, a.pad_h, a.dilation_h);
-    x.horizontal = axis(a.w, a.s, a.stride_w, a.pad_w, a.dilation_w);
-    x.h = a.h, x.w = a.w, x.c = a.c, x.s = a.s, x.stride_h = a.stride_h, x.stride_w = a.stride_w;
-    x.chunks = ceil_div(a.k, kK), x.slots = a.launch[Launch::kSlots];
-    for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
-    const int64_t shared = kSmemAlignment + Layout(x, 0).end;
-    if (x.slots < 2 || x.slots > 32 || shared > AT_MAX_SHARED_BYTES)
+    params.vertical = axis(a.h, a.r, a.stride_h, a.pad_h, a.dilation_h);
+    params.horizontal = axis(a.w, a.s, a.stride_w, a.pad_w, a.dilation_w);
+    params.h = a.h, params.w = a.w, params.c = a.c, params.s = a.s, params.stride_h = a.stride_h,
+    params.stride_w = a.stride_w;
+    params.chunks = ceil_div(a.k, kK), params.stages = a.launch[Launch::kSlots];
+    for (int i = 0; i < AT_MAX_SCALARS; ++i) params.scalars[i] = a.scalars[i];
+    const int64_t shared = kSmemAlignment + Layout(params, 0).end;
+    if (params.stages < 2 || params.stages > 32 || shared > AT_MAX_SHARED_BYTES)
       return refused(out, "slots must be 2 to 32, and fit the GPU's shared memory");
 
     // By the number of taps, so that short tiles fill the end.
     int order[kMaxPhases], count = 0;
     for (int i = 0; i < a.stride_h * a.stride_w; ++i) {
       int at = count++;
-      for (; at > 0 && taps(x, i) > taps(x, order[at - 1]); --at) order[at] = order[at - 1];
+      for (; at > 0 && taps(params, i) > taps(params, order[at - 1]); --at) order[at] = order[at - 1];
       order[at] = i;
     }
     int tiles_m = 0;
-    x.tiles_n = FastDivmod::make(ceil_div(a.c, kN));
+    params.tiles_n = FastDivmod::make(ceil_div(a.c, kN));
     for (int i = 0; i < kMaxPhases; ++i) {
       const int phase = order[min(i, count - 1)], h = phase / a.stride_w, w = phase % a.stride_w;
-      const int height = x.vertical.pixels[h], width = x.horizontal.pixels[w], rows = a.n * height * width;
+      const int height = params.vertical.pixels[h], width = params.horizontal.pixels[w], rows = a.n * height * width;
       if (i < count) tiles_m += ceil_div(rows, kM * kPeers) * kPeers;
-      x.phases[i] = {h, w, rows, tiles_m, FastDivmod::make(max(height * width, 1)), FastDivmod::make(max(width, 1))};
+      params.phases[i] = {
+          h, w, rows, tiles_m, FastDivmod::make(max(height * width, 1)), FastDivmod::make(max(width, 1))};
     }
-    prepared(out, x, tiles_m * x.tiles_n.divisor, 1, 1, kThreads, (int)shared, 0);
+    prepared(out, params, tiles_m * params.tiles_n.divisor, 1, 1, kThreads, (int)shared, 0);
 
     const uint64_t n = a.n, p = a.p, q = a.q, k = a.k, c = ceil_div(a.c, 32) * 32, filter = a.r * a.s;
     for (int i = 0; i < count; ++i) {
-      const Phase& phase = x.phases[i];
+      const Phase& phase = params.phases[i];
       at_tensor_map map{kDyMap + 128 * i, kDy, Config::kMapElement, ptx::swizzle_mode(kRowBytes)};
       ptx::describe_tensor_map<Element>(map, {k, q, p, n}, {kK, 1, 1, 1}, {1, 1, 1, 1});
       // A phase without pixels is never loaded, but its map must be valid.
-      const int height = max(x.vertical.pixels[phase.h], 1), width = max(x.horizontal.pixels[phase.w], 1);
+      const int height = max(params.vertical.pixels[phase.h], 1), width = max(params.horizontal.pixels[phase.w], 1);
       map.pixels = max(min(kM, phase.rows), 1);
-      map.lower[0] = x.horizontal.low[phase.w], map.upper[0] = map.lower[0] + width - a.q;
-      map.lower[1] = x.vertical.low[phase.h], map.upper[1] = map.lower[1] + height - a.p;
+      map.lower[0] = params.horizontal.low[phase.w], map.upper[0] = map.lower[0] + width - a.q;
+      map.lower[1] = params.vertical.low[phase.h], map.upper[1] = map.lower[1] + height - a.p;
       out->tensor_maps[out->tensor_map_count++] = map;
     }
     at_tensor_map weight{kWeightMap, kWeight, Config::kMapElement, ptx::swizzle_mode(kRowBytes)};
@@ -117,8 +119,8 @@ struct StridedDgradPlan {
     out->tensor_maps[out->tensor_map_count++] = weight;
   }
 
-  AT_DEVICE static int taps(const Params& x, int phase) {
-    return x.vertical.taps[phase / x.stride_w] * x.horizontal.taps[phase % x.stride_w];
+  AT_DEVICE static int taps(const Params& params, int phase) {
+    return params.vertical.taps[phase / params.stride_w] * params.horizontal.taps[phase % params.stride_w];
   }
 
   // ---- Of a block ----
@@ -126,10 +128,10 @@ struct StridedDgradPlan {
   // Addresses in shared memory. A stage holds 64 channels of dy for each pixel of the tile, then of the weights.
   struct Layout {
     uint32_t stages, full, empty, end;
-    AT_DEVICE Layout(const Params& x, uint32_t memory) {
+    AT_DEVICE Layout(const Params& params, uint32_t memory) {
       SmemLayout layout(memory);
-      stages = layout.add(x.slots * kStageBytes);
-      full = layout.add_barriers(x.slots), empty = layout.add_barriers(x.slots);
+      stages = layout.add(params.stages * kStageBytes);
+      full = layout.add_barriers(params.stages), empty = layout.add_barriers(params.stages);
       end = layout.end;
     }
   };
@@ -140,23 +142,23 @@ struct StridedDgradPlan {
     int index, channel;  // of the phase in Params, and the first channel of dx
     int peer;            // rank in the cluster
     int first, taps_h, taps_w;
-    AT_DEVICE explicit Tile(const Params& x) {
+    AT_DEVICE explicit Tile(const Params& params) {
       peer = blockIdx.x % kPeers;
-      const int m = x.tiles_n.divmod(blockIdx.x / kPeers, channel) * kPeers + peer;
+      const int m = params.tiles_n.divmod(blockIdx.x / kPeers, channel) * kPeers + peer;
       channel *= kN;
       index = 0;
 #pragma unroll
-      for (int i = 0; i + 1 < kMaxPhases; ++i) index += m >= x.phases[i].tiles;
-      const Phase& phase = x.phases[index];
+      for (int i = 0; i + 1 < kMaxPhases; ++i) index += m >= params.phases[i].tiles;
+      const Phase& phase = params.phases[index];
       // The last tile ends with the last pixel, as TMA takes longer for rows beyond it. It computes some pixels again,
       // to the same bits, and so does a tile that only fills its cluster.
-      const int begin = index ? x.phases[index - 1].tiles : 0;
+      const int begin = index ? params.phases[index - 1].tiles : 0;
       first = min((m - begin) * kM, max(phase.rows - kM, 0));
-      taps_h = x.vertical.taps[phase.h], taps_w = x.horizontal.taps[phase.w];
+      taps_h = params.vertical.taps[phase.h], taps_w = params.horizontal.taps[phase.w];
     }
   };
 
-  using Sums = float[kBlocks][kN / 2];
+  using Accum = float[kBlocks][kN / 2];
 };
 
 }  // namespace at

@@ -40,9 +40,9 @@ struct Im2colWgradPlan {
     uint8_t dy_map[128], x_map[128];
     int k, c, r, s;
     int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
-    int pointwise;              // x is loaded by boxes of its pixels, as dy
-    int slots, steps, workers;  // stages; boxes of pixels; blocks that split them
-    int columns;                // chunks of 64 channels of all taps
+    int pointwise;               // x is loaded by boxes of its pixels, as dy
+    int stages, steps, workers;  // stages; boxes of pixels; blocks that split them
+    int columns;                 // chunks of 64 channels of all taps
     FastDivmod chunks, filter_width, area, width;
     FastDivmod tiles_n, tiles;  // in units of the tiles of a cluster
     int splits;                 // clusters that split the pixels
@@ -53,37 +53,39 @@ struct Im2colWgradPlan {
   // ---- Before the launch ----
 
   AT_DEVICE static void prepare(const at_conv2d& a, at_prepared* out) {
-    Params x{};
-    x.k = a.k, x.c = a.c, x.r = a.r, x.s = a.s;
-    x.stride_h = a.stride_h, x.stride_w = a.stride_w, x.pad_h = a.pad_h, x.pad_w = a.pad_w;
-    x.dilation_h = a.dilation_h, x.dilation_w = a.dilation_w;
-    x.pointwise = a.r * a.s * a.stride_h * a.stride_w == 1 && a.pad_h + a.pad_w == 0;
-    x.slots = a.launch[Launch::kSlots], x.splits = a.launch[Launch::kSplits];
-    for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
+    Params params{};
+    params.k = a.k, params.c = a.c, params.r = a.r, params.s = a.s;
+    params.stride_h = a.stride_h, params.stride_w = a.stride_w, params.pad_h = a.pad_h, params.pad_w = a.pad_w;
+    params.dilation_h = a.dilation_h, params.dilation_w = a.dilation_w;
+    params.pointwise = a.r * a.s * a.stride_h * a.stride_w == 1 && a.pad_h + a.pad_w == 0;
+    params.stages = a.launch[Launch::kSlots], params.splits = a.launch[Launch::kSplits];
+    for (int i = 0; i < AT_MAX_SCALARS; ++i) params.scalars[i] = a.scalars[i];
     if (a.groups > 1) return refused(out, "groups must be 1");
     if (a.c % 8 || a.k % 8) return refused(out, "c and k must be multiples of 8");
     const int pixels = a.n * a.p * a.q;
-    x.steps = ceil_div(pixels, kPixels), x.workers = kSlices * x.splits;
-    if (x.splits < 1 || x.workers > x.steps) return refused(out, "splits must leave 64 pixels to each block");
-    const int64_t shared = kSmemAlignment + Layout(x, 0).end;
-    if (x.slots < 2 || x.slots > 32 || shared > AT_MAX_SHARED_BYTES)
+    params.steps = ceil_div(pixels, kPixels), params.workers = kSlices * params.splits;
+    if (params.splits < 1 || params.workers > params.steps)
+      return refused(out, "splits must leave 64 pixels to each block");
+    const int64_t shared = kSmemAlignment + Layout(params, 0).end;
+    if (params.stages < 2 || params.stages > 32 || shared > AT_MAX_SHARED_BYTES)
       return refused(out, "slots must be 2 to 32, and fit the GPU's shared memory");
-    x.chunks = FastDivmod::make(ceil_div(a.c, kChunk)), x.filter_width = FastDivmod::make(a.s);
-    x.area = FastDivmod::make(a.p * a.q), x.width = FastDivmod::make(a.q);
-    x.columns = a.r * a.s * x.chunks.divisor;
-    const int tiles_n = ceil_div(x.columns, kNChunks * kClusterN), tiles_k = ceil_div(a.k, kM * kClusterK);
-    x.tiles_n = FastDivmod::make(tiles_n), x.tiles = FastDivmod::make(tiles_k * tiles_n);
-    const int tiles = tile_count(x);
-    const int64_t sums = (int64_t)x.splits * tiles * kSumRows * kN * 4;
-    prepared(out, x, tiles * x.workers, 1, 1, kThreads, (int)shared, x.splits > 1 ? counter_bytes(tiles) + sums : 0);
+    params.chunks = FastDivmod::make(ceil_div(a.c, kChunk)), params.filter_width = FastDivmod::make(a.s);
+    params.area = FastDivmod::make(a.p * a.q), params.width = FastDivmod::make(a.q);
+    params.columns = a.r * a.s * params.chunks.divisor;
+    const int tiles_n = ceil_div(params.columns, kNChunks * kClusterN), tiles_k = ceil_div(a.k, kM * kClusterK);
+    params.tiles_n = FastDivmod::make(tiles_n), params.tiles = FastDivmod::make(tiles_k * tiles_n);
+    const int tiles = tile_count(params);
+    const int64_t sums = (int64_t)params.splits * tiles * kSumRows * kN * 4;
+    prepared(out, params, tiles * params.workers, 1, 1, kThreads, (int)shared,
+             params.splits > 1 ? counter_bytes(tiles) + sums : 0);
 
     out->tensor_map_count = 2;
     describe(out->tensor_maps[0], kDyMap, kDy, pixels, a.k);
-    if (x.pointwise) describe(out->tensor_maps[1], kXMap, kX, pixels, a.c);
+    if (params.pointwise) describe(out->tensor_maps[1], kXMap, kX, pixels, a.c);
     else describe_im2col(out->tensor_maps[1], a);
   }
 
-  AT_DEVICE static int tile_count(const Params& x) { return x.tiles.divisor * kPeers; }
+  AT_DEVICE static int tile_count(const Params& params) { return params.tiles.divisor * kPeers; }
   // The workspace begins with a counter for each part of a tile; the sums of the clusters follow.
   AT_DEVICE static int64_t counter_bytes(int64_t tiles) { return ceil_div(tiles * kSlices * 4, 256) * 256; }
 
@@ -108,12 +110,12 @@ struct Im2colWgradPlan {
   // stages when these are empty.
   struct Layout {
     uint32_t stages, sums, full, empty, end;
-    AT_DEVICE Layout(const Params& x, uint32_t memory) {
+    AT_DEVICE Layout(const Params& params, uint32_t memory) {
       SmemLayout layout(memory);
       sums = memory;
-      stages = layout.add(x.slots * kStageBytes);
+      stages = layout.add(params.stages * kStageBytes);
       if (layout.end < memory + kSumBytes) layout.end = memory + kSumBytes;
-      full = layout.add_barriers(x.slots), empty = layout.add_barriers(x.slots);
+      full = layout.add_barriers(params.stages), empty = layout.add_barriers(params.stages);
       end = layout.end;
     }
   };
@@ -124,8 +126,8 @@ struct Im2colWgradPlan {
   struct Column {
     int c, r, s;
     AT_DEVICE Column() {}
-    AT_DEVICE Column(const Params& x, int chunk) {
-      r = x.filter_width.divmod(x.chunks.divmod(chunk, c), s), c *= kChunk;
+    AT_DEVICE Column(const Params& params, int chunk) {
+      r = params.filter_width.divmod(params.chunks.divmod(chunk, c), s), c *= kChunk;
     }
   };
 
@@ -133,37 +135,37 @@ struct Im2colWgradPlan {
   // column: its first chunk.
   struct Tile {
     int index, k, column, peer, split, slice;
-    AT_DEVICE explicit Tile(const Params& x) {
+    AT_DEVICE explicit Tile(const Params& params) {
       const int at = blockIdx.x % kClusterBlocks;
       peer = at % kPeers, slice = at / kPeers;
-      split = x.tiles.divmod(blockIdx.x / kClusterBlocks, index);
-      k = x.tiles_n.divmod(index, column);
+      split = params.tiles.divmod(blockIdx.x / kClusterBlocks, index);
+      k = params.tiles_n.divmod(index, column);
       k = (k * kClusterK + peer % kClusterK) * kM, column = (column * kClusterN + peer / kClusterK) * kNChunks;
       index = index * kPeers + peer;
     }
     AT_DEVICE int rank(int slice) const { return slice * kPeers + peer; }               // in the cluster
     AT_DEVICE uint16_t peers() const { return ((1 << kPeers) - 1) << slice * kPeers; }  // a bit for each rank
-    AT_DEVICE int first_step(const Params& x, int next = 0) const {
-      return (int)((int64_t)x.steps * (split * kSlices + slice + next) / x.workers);
+    AT_DEVICE int first_step(const Params& params, int next = 0) const {
+      return (int)((int64_t)params.steps * (split * kSlices + slice + next) / params.workers);
     }
   };
 
   // Where the sums of a column of a tile belong: their input channel, and the offset in dw of each row.
   struct Place {
     int c, k, first;  // channels of the input and of the output; offset of the column in a filter, -1 if dw has no such
-    AT_DEVICE Place(const Params& x, const Tile& tile, int column) : k(tile.k) {
+    AT_DEVICE Place(const Params& params, const Tile& tile, int column) : k(tile.k) {
       const int chunk = tile.column + column / kChunk;
-      const Column at(x, chunk);
+      const Column at(params, chunk);
       c = at.c + column % kChunk;
-      first = chunk < x.columns && c < x.c ? (at.r * x.s + at.s) * x.c + c : -1;
+      first = chunk < params.columns && c < params.c ? (at.r * params.s + at.s) * params.c + c : -1;
     }
     // Returns -1 if dw has no such element.
-    AT_DEVICE int64_t offset(const Params& x, int row) const {
-      return first >= 0 && k + row < x.k ? (int64_t)(k + row) * x.r * x.s * x.c + first : -1;
+    AT_DEVICE int64_t offset(const Params& params, int row) const {
+      return first >= 0 && k + row < params.k ? (int64_t)(k + row) * params.r * params.s * params.c + first : -1;
     }
   };
 
-  using Sums = float[kBlocks][kN / 2];
+  using Accum = float[kBlocks][kN / 2];
 };
 
 }  // namespace at

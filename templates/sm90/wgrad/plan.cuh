@@ -42,7 +42,7 @@ struct WgradPlan {
     int columns, width;  // output columns of a box, and pixels of its input
     int step_w;          // from one output column to the next in a box of x
     int whole;           // a box of x is the whole width of the image
-    int dy_slots, x_slots;
+    int dy_stages, x_stages;
     int rows, workers;         // rows of all strips; blocks that split them
     FastDivmod strip_columns;  // boxes across an image
     FastDivmod out_rows;
@@ -55,56 +55,57 @@ struct WgradPlan {
   // ---- Before the launch ----
 
   AT_DEVICE static void prepare(const at_conv2d& a, at_prepared* out) {
-    Params x{};
-    x.h = a.h, x.w = a.w, x.k = a.k, x.c = a.c, x.r = a.r, x.s = a.s, x.out_h = a.p, x.out_w = a.q;
-    x.stride_h = a.stride_h, x.stride_w = a.stride_w, x.pad_h = a.pad_h, x.pad_w = a.pad_w;
-    x.dilation_h = a.dilation_h, x.dilation_w = a.dilation_w;
-    x.columns = a.launch[Launch::kColumns], x.splits = a.launch[Launch::kSplits];
-    x.dy_slots = a.launch[Launch::kDySlots], x.x_slots = a.launch[Launch::kXSlots];
-    for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
+    Params params{};
+    params.h = a.h, params.w = a.w, params.k = a.k, params.c = a.c, params.r = a.r, params.s = a.s, params.out_h = a.p,
+    params.out_w = a.q;
+    params.stride_h = a.stride_h, params.stride_w = a.stride_w, params.pad_h = a.pad_h, params.pad_w = a.pad_w;
+    params.dilation_h = a.dilation_h, params.dilation_w = a.dilation_w;
+    params.columns = a.launch[Launch::kColumns], params.splits = a.launch[Launch::kSplits];
+    params.dy_stages = a.launch[Launch::kDySlots], params.x_stages = a.launch[Launch::kXSlots];
+    for (int i = 0; i < AT_MAX_SCALARS; ++i) params.scalars[i] = a.scalars[i];
     if (a.groups > 1) return refused(out, "groups must be 1");
     if (a.c % 8 || a.k % 8) return refused(out, "c and k must be multiples of 8");
-    if (x.columns < 1 || x.splits < 1) return refused(out, "columns and splits must be at least 1");
+    if (params.columns < 1 || params.splits < 1) return refused(out, "columns and splits must be at least 1");
 
     const int row_groups = ceil_div(a.r, kFilterRows), column_groups = ceil_div(a.s, kFilterColumns);
-    const int strips_across = ceil_div(a.q, x.columns);
-    x.step_w = kFilterColumns == 1 ? 1 : a.stride_w;
-    x.width = (x.columns - 1) * x.step_w + (kFilterColumns - 1) * a.dilation_w + 1;
+    const int strips_across = ceil_div(a.q, params.columns);
+    params.step_w = kFilterColumns == 1 ? 1 : a.stride_w;
+    params.width = (params.columns - 1) * params.step_w + (kFilterColumns - 1) * a.dilation_w + 1;
     // Products of single taps skip the padding, so a box of all columns needs none.
-    x.whole = !kJoined && kFilterColumns > 1 && strips_across == 1;
-    if (x.whole) x.width = a.w;
-    x.strip_columns = FastDivmod::make(strips_across), x.out_rows = FastDivmod::make(a.p);
-    x.rows = ceil_div(a.n, kImages) * strips_across * a.p;
+    params.whole = !kJoined && kFilterColumns > 1 && strips_across == 1;
+    if (params.whole) params.width = a.w;
+    params.strip_columns = FastDivmod::make(strips_across), params.out_rows = FastDivmod::make(a.p);
+    params.rows = ceil_div(a.n, kImages) * strips_across * a.p;
     const int tiles_m = ceil_div(a.k, kM), tiles_n = ceil_div(a.c, kN);
-    x.tiles_n = FastDivmod::make(tiles_n);
-    x.column_groups = FastDivmod::make(column_groups), x.row_groups = FastDivmod::make(row_groups);
+    params.tiles_n = FastDivmod::make(tiles_n);
+    params.column_groups = FastDivmod::make(column_groups), params.row_groups = FastDivmod::make(row_groups);
     const int tiles = tiles_m * tiles_n * row_groups * column_groups;
-    x.tiles = FastDivmod::make(tiles);
-    x.workers = kSlices * x.splits;
+    params.tiles = FastDivmod::make(tiles);
+    params.workers = kSlices * params.splits;
 
     // The rows of dy that a row of x meets must be there at a time. A warpgroup releases the stages of a row when it
     // has the next one that it meets.
     const int apart = kFilterRows == 1 ? 1 : a.stride_h;
     const int span = (kFilterRows - 1) * a.dilation_h / a.stride_h + 1;
-    const int64_t shared = kSmemAlignment + Layout(x, 0).end;
-    const int box_w = kFilterColumns == 1 ? (x.columns - 1) * a.stride_w + 1 : x.width;
-    if (x.dy_slots <= span || x.dy_slots > 64 || x.x_slots <= apart || x.x_slots > 64)
+    const int64_t shared = kSmemAlignment + Layout(params, 0).end;
+    const int box_w = kFilterColumns == 1 ? (params.columns - 1) * a.stride_w + 1 : params.width;
+    if (params.dy_stages <= span || params.dy_stages > 64 || params.x_stages <= apart || params.x_stages > 64)
       return refused(out,
                      "a ring must have up to 64 slots: of dy more than a filter's rows, of x more than the stride");
-    if (shared > AT_MAX_SHARED_BYTES || x.columns > 256 || box_w > 256)
+    if (shared > AT_MAX_SHARED_BYTES || params.columns > 256 || box_w > 256)
       return refused(out, "the boxes need more shared memory than the GPU has, or are wider than 256 pixels");
-    if (x.workers > x.rows) return refused(out, "splits must leave a row of pixels to each block");
-    const int64_t sums = (int64_t)x.splits * tiles * kSumRows * kN * 4;
-    const int64_t workspace = x.splits > 1 ? counter_bytes(tiles) + sums : 0;
-    prepared(out, x, tiles * x.workers, 1, 1, kThreads, (int)shared, workspace);
+    if (params.workers > params.rows) return refused(out, "splits must leave a row of pixels to each block");
+    const int64_t sums = (int64_t)params.splits * tiles * kSumRows * kN * 4;
+    const int64_t workspace = params.splits > 1 ? counter_bytes(tiles) + sums : 0;
+    prepared(out, params, tiles * params.workers, 1, 1, kThreads, (int)shared, workspace);
 
     out->tensor_map_count = 2;
     const uint32_t stride = kFilterColumns == 1 ? a.stride_w : 1;
-    describe(out->tensor_maps[0], kDyMap, kDy, a.n, a.p, a.q, a.k, x.columns, 1);
+    describe(out->tensor_maps[0], kDyMap, kDy, a.n, a.p, a.q, a.k, params.columns, 1);
     describe(out->tensor_maps[1], kXMap, kX, a.n, a.h, a.w, a.c, box_w, stride);
   }
 
-  AT_DEVICE static int tile_count(const Params& x) { return x.tiles.divisor; }
+  AT_DEVICE static int tile_count(const Params& params) { return params.tiles.divisor; }
   // The workspace begins with a counter for each part of a tile; the sums of the clusters follow.
   AT_DEVICE static int64_t counter_bytes(int64_t tiles) { return ceil_div(tiles * kSlices * 4, 256) * 256; }
 
@@ -122,20 +123,20 @@ struct WgradPlan {
   // Addresses in shared memory. The sums replace the rings when these are empty.
   struct Layout {
     uint32_t dy, x, sums, dy_full, dy_empty, x_full, x_empty, end;
-    AT_DEVICE Layout(const Params& p, uint32_t memory) {
+    AT_DEVICE Layout(const Params& params, uint32_t memory) {
       SmemLayout layout(memory);
       sums = memory;
-      dy = layout.add(p.dy_slots * dy_bytes(p));
-      x = layout.add(p.x_slots * x_bytes(p));
+      dy = layout.add(params.dy_stages * dy_bytes(params));
+      x = layout.add(params.x_stages * x_bytes(params));
       if (layout.end < memory + kSumBytes) layout.end = memory + kSumBytes;
-      dy_full = layout.add_barriers(p.dy_slots), dy_empty = layout.add_barriers(p.dy_slots);
-      x_full = layout.add_barriers(p.x_slots), x_empty = layout.add_barriers(p.x_slots);
+      dy_full = layout.add_barriers(params.dy_stages), dy_empty = layout.add_barriers(params.dy_stages);
+      x_full = layout.add_barriers(params.x_stages), x_empty = layout.add_barriers(params.x_stages);
       end = layout.end;
     }
   };
 
-  AT_DEVICE static int dy_bytes(const Params& x) { return kMChunks * x.columns * kPixelBytes; }
-  AT_DEVICE static int x_bytes(const Params& x) { return kNChunks * x.width * kPixelBytes; }
+  AT_DEVICE static int dy_bytes(const Params& params) { return kMChunks * params.columns * kPixelBytes; }
+  AT_DEVICE static int x_bytes(const Params& params) { return kNChunks * params.width * kPixelBytes; }
   AT_DEVICE static Pipeline dy_pipeline(const Layout& smem) { return {smem.dy_full, smem.dy_empty}; }
   AT_DEVICE static Pipeline x_pipeline(const Layout& smem) { return {smem.x_full, smem.x_empty}; }
 
@@ -143,19 +144,19 @@ struct WgradPlan {
   struct Tile {
     int index, k, c, r, s;  // the first channels and the first tap
     int split, slice;
-    AT_DEVICE explicit Tile(const Params& x) {
+    AT_DEVICE explicit Tile(const Params& params) {
       const int cluster = blockIdx.x / kSlices;
       slice = blockIdx.x % kSlices;
-      split = x.tiles.divmod(cluster, index);
+      split = params.tiles.divmod(cluster, index);
       int rest = index, at;
-      rest = x.column_groups.divmod(rest, at), s = at * kFilterColumns;
-      rest = x.row_groups.divmod(rest, at), r = at * kFilterRows;
-      rest = x.tiles_n.divmod(rest, at), c = at * kN;
+      rest = params.column_groups.divmod(rest, at), s = at * kFilterColumns;
+      rest = params.row_groups.divmod(rest, at), r = at * kFilterRows;
+      rest = params.tiles_n.divmod(rest, at), c = at * kN;
       k = rest * kM;
     }
     AT_DEVICE int rank(int slice) const { return slice; }  // in the cluster
-    AT_DEVICE int first_row(const Params& x, int next = 0) const {
-      return (int)((int64_t)x.rows * (split * kSlices + slice + next) / x.workers);
+    AT_DEVICE int first_row(const Params& params, int next = 0) const {
+      return (int)((int64_t)params.rows * (split * kSlices + slice + next) / params.workers);
     }
   };
 
@@ -163,20 +164,20 @@ struct WgradPlan {
   struct Segment {
     int n, q, begin, end;  // first image, first column, rows
     int first_h, end_h;    // rows of the input, of which every step_h-th
-    AT_DEVICE Segment(const Params& x, const Tile& tile, int row, int last) {
+    AT_DEVICE Segment(const Params& params, const Tile& tile, int row, int last) {
       int across;
-      const int strip = x.out_rows.divmod(row, begin);
-      n = x.strip_columns.divmod(strip, across) * kImages, q = across * x.columns;
-      end = min(x.out_h, begin + last - row);
-      const int top = x.pad_h - tile.r * x.dilation_h;
-      first_h = begin * x.stride_h - top;
-      end_h = min((end - 1) * x.stride_h - top + (kFilterRows - 1) * x.dilation_h + 1, x.h);
-      while (first_h < 0) first_h += step_h(x);
+      const int strip = params.out_rows.divmod(row, begin);
+      n = params.strip_columns.divmod(strip, across) * kImages, q = across * params.columns;
+      end = min(params.out_h, begin + last - row);
+      const int top = params.pad_h - tile.r * params.dilation_h;
+      first_h = begin * params.stride_h - top;
+      end_h = min((end - 1) * params.stride_h - top + (kFilterRows - 1) * params.dilation_h + 1, params.h);
+      while (first_h < 0) first_h += step_h(params);
     }
-    AT_DEVICE static int step_h(const Params& x) { return kFilterRows == 1 ? x.stride_h : 1; }
+    AT_DEVICE static int step_h(const Params& params) { return kFilterRows == 1 ? params.stride_h : 1; }
     // The column of the input at which a box begins.
-    AT_DEVICE int first_w(const Params& x, const Tile& tile) const {
-      return x.whole ? 0 : q * x.stride_w - x.pad_w + tile.s * x.dilation_w;
+    AT_DEVICE int first_w(const Params& params, const Tile& tile) const {
+      return params.whole ? 0 : q * params.stride_w - params.pad_w + tile.s * params.dilation_w;
     }
   };
 
@@ -186,14 +187,14 @@ struct WgradPlan {
     AT_DEVICE Place(const Params&, const Tile& tile, int column)
         : c(tile.c + column), k(tile.k), r(tile.r), s(tile.s) {}
     // Returns -1 if dw has no such element.
-    AT_DEVICE int64_t offset(const Params& x, int row) const {
+    AT_DEVICE int64_t offset(const Params& params, int row) const {
       const int tap = row / kM, at_k = k + row % kM, at_r = r + tap / kFilterColumns, at_s = s + tap % kFilterColumns;
-      if (c >= x.c || at_k >= x.k || at_r >= x.r || at_s >= x.s) return -1;
-      return (((int64_t)at_k * x.r + at_r) * x.s + at_s) * x.c + c;
+      if (c >= params.c || at_k >= params.k || at_r >= params.r || at_s >= params.s) return -1;
+      return (((int64_t)at_k * params.r + at_r) * params.s + at_s) * params.c + c;
     }
   };
 
-  using Sums = float[kProducts][kProductN / 2];
+  using Accum = float[kProducts][kProductN / 2];
 };
 
 }  // namespace at

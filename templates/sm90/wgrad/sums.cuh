@@ -31,14 +31,14 @@ struct WgradSums : P {
 
   // Adds the sums of all blocks, each for its part of the tile. All threads call it, with the block's sums in shared
   // memory.
-  AT_DEVICE static void finish(const Params& x, const Layout& smem, const Tile& tile) {
+  AT_DEVICE static void finish(const Params& params, const Layout& smem, const Tile& tile) {
     if constexpr (P::kSlices > 1) {
       ptx::cluster_arrive_release();
       ptx::cluster_wait_acquire();
     } else {
       __syncthreads();
     }
-    add_blocks(x, smem, tile);
+    add_blocks(params, smem, tile);
     // Until here others read this block's shared memory, or arrive at its barriers.
     if constexpr (P::kClusterBlocks > 1) ptx::cluster_sync();
   }
@@ -50,12 +50,12 @@ struct WgradSums : P {
   static constexpr int kAhead = kThreadRows < 8 ? kThreadRows : 8;
   using Rows = float[kAhead][P::kVector];
 
-  AT_DEVICE static void add_blocks(const Params& x, const Layout& smem, const Tile& tile) {
+  AT_DEVICE static void add_blocks(const Params& params, const Layout& smem, const Tile& tile) {
     const int vector = threadIdx.x % P::kRowVectors, column = P::kVector * vector;
     const int begin = threadIdx.x < kRows * P::kRowVectors ? threadIdx.x / P::kRowVectors : P::kShareRows;
     const int first = tile.slice * P::kShareRows;
-    const typename P::Place place(x, tile, column);
-    float4* const partial = partial_sums(x, tile, tile.split, first) + vector;
+    const typename P::Place place(params, tile, column);
+    float4* const partial = partial_sums(params, tile, tile.split, first) + vector;
 #pragma unroll 1
     for (int row = begin; row < P::kShareRows; row += kAhead * kRows) {
       Rows v = {};
@@ -69,23 +69,23 @@ struct WgradSums : P {
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
         if (row + i * kRows >= P::kShareRows) break;
-        if (x.splits == 1) store_vector(x, place, first + row + i * kRows, v[i]);
+        if (params.splits == 1) store_vector(params, place, first + row + i * kRows, v[i]);
         else partial[(row + i * kRows) * P::kRowVectors] = make_float4(v[i][0], v[i][1], v[i][2], v[i][3]);
       }
     }
-    if (x.splits > 1 && is_last(x, tile)) {
-      const int64_t next = (int64_t)P::tile_count(x) * P::kSumRows * P::kRowVectors;  // from one split to the next
-      const float4* const sums = partial_sums(x, tile, 0, first) + vector;
+    if (params.splits > 1 && is_last(params, tile)) {
+      const int64_t next = (int64_t)P::tile_count(params) * P::kSumRows * P::kRowVectors;  // from one split to the next
+      const float4* const sums = partial_sums(params, tile, 0, first) + vector;
 #pragma unroll 1
       for (int row = begin; row < P::kShareRows; row += kAhead * kRows) {
         Rows v = {};
 #pragma unroll 2
-        for (int split = 0; split < x.splits; ++split)
+        for (int split = 0; split < params.splits; ++split)
 #pragma unroll
           for (int i = 0; i < kAhead; ++i) add(v[i], sums[split * next + row_of(row, i) * P::kRowVectors]);
 #pragma unroll
         for (int i = 0; i < kAhead; ++i)
-          if (row + i * kRows < P::kShareRows) store_vector(x, place, first + row + i * kRows, v[i]);
+          if (row + i * kRows < P::kShareRows) store_vector(params, place, first + row + i * kRows, v[i]);
       }
     }
   }
@@ -104,33 +104,34 @@ struct WgradSums : P {
   }
 
   // The workspace: a counter for each part of a tile, then the sums of the clusters.
-  AT_DEVICE static float4* partial_sums(const Params& x, const Tile& tile, int split, int row) {
-    char* const sums = (char*)x.p.p[AT_WORKSPACE] + P::counter_bytes(P::tile_count(x));
-    const int64_t first = ((int64_t)split * P::tile_count(x) + tile.index) * P::kSumRows;
+  AT_DEVICE static float4* partial_sums(const Params& params, const Tile& tile, int split, int row) {
+    char* const sums = (char*)params.p.p[AT_WORKSPACE] + P::counter_bytes(P::tile_count(params));
+    const int64_t first = ((int64_t)split * P::tile_count(params) + tile.index) * P::kSumRows;
     return (float4*)sums + (first + row) * P::kRowVectors;
   }
 
   // Counts this block; true in the last of the blocks that have this part of this tile. The fences of one thread order
   // the accesses of all, because barriers lie between.
-  AT_DEVICE static bool is_last(const Params& x, const Tile& tile) {
+  AT_DEVICE static bool is_last(const Params& params, const Tile& tile) {
     __syncthreads();
     bool last = false;
     if (threadIdx.x == 0) {
-      int* const counter = (int*)x.p.p[AT_WORKSPACE] + tile.index * P::kSlices + tile.slice;
+      int* const counter = (int*)params.p.p[AT_WORKSPACE] + tile.index * P::kSlices + tile.slice;
       __threadfence();
-      last = atomicAdd(counter, 1) == x.splits - 1;
+      last = atomicAdd(counter, 1) == params.splits - 1;
       __threadfence();
       if (last) *counter = 0;  // for the next launch
     }
     return __syncthreads_or(last);
   }
 
-  AT_DEVICE static void store_vector(const Params& x, const typename P::Place& place, int row, float (&v)[P::kVector]) {
-    const int64_t offset = place.offset(x, row);
+  AT_DEVICE static void store_vector(const Params& params, const typename P::Place& place, int row,
+                                     float (&v)[P::kVector]) {
+    const int64_t offset = place.offset(params, row);
     if (offset < 0) return;
     const typename P::Steps::Fetched none{};  // the steps load their operands themselves
-    P::Steps::apply(v, x.p.p, x.scalars, place.c, offset, none);
-    store(v, (typename P::Element*)x.p.p[P::kDw] + offset);
+    P::Steps::apply(v, params.p.p, params.scalars, place.c, offset, none);
+    store(v, (typename P::Element*)params.p.p[P::kDw] + offset);
   }
 };
 

@@ -37,35 +37,35 @@ struct DownPlan {
   struct alignas(64) Params {
     uint8_t image_map[128], weight_maps[3][128];  // weights in the order of their first use
     int n, chunks, k;                             // chunks: of 64 channels of x
-    int fill_slots, weight_slots, gate_bytes, hidden;
+    int activation_stages, weight_stages, gate_bytes, hidden;
     float scalars[AT_MAX_SCALARS];
     at_pointers p;
-    AT_DEVICE int fills() const { return kTaps * chunks; }
-    AT_DEVICE int pieces() const { return fills() + chunks + kTaps * kInner; }  // of the weights
+    AT_DEVICE int k_blocks() const { return kTaps * chunks; }
+    AT_DEVICE int pieces() const { return k_blocks() + chunks + kTaps * kInner; }  // of the weights
   };
 
   // ---- Before the launch ----
 
   AT_DEVICE static void prepare(const at_conv2d_se& a, at_prepared* out) {
-    Params x{};
+    Params params{};
     if (a.p != kP || a.q != kQ || a.k != kParts * kN)
       return refused(out, "the kernel is compiled for another output size or number of channels");
     if (a.c % kK) return refused(out, "c must be a multiple of 64");
     if (a.c / kK > kCopies * kOwn)
       return refused(out, "the pooled input has more channels than the inner values' buffers");
     const Excitation gate = excitation(a.hidden);
-    x.n = a.n, x.chunks = a.c / kK, x.k = a.k, x.hidden = a.hidden;
-    x.fill_slots = a.launch[Launch::kFillSlots], x.weight_slots = a.launch[Launch::kWeightSlots];
-    x.gate_bytes = ceil_div(gate.bytes(), 128) * 128;
-    for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
+    params.n = a.n, params.chunks = a.c / kK, params.k = a.k, params.hidden = a.hidden;
+    params.activation_stages = a.launch[Launch::kFillSlots], params.weight_stages = a.launch[Launch::kWeightSlots];
+    params.gate_bytes = ceil_div(gate.bytes(), 128) * 128;
+    for (int i = 0; i < AT_MAX_SCALARS; ++i) params.scalars[i] = a.scalars[i];
 
-    const int64_t shared = kSmemAlignment + kInner * kCopies * kCopyBytes + x.gate_bytes + 8 * (kParts + 1) +
-                           (int64_t)x.fill_slots * (kTileBytes + 16) + (int64_t)x.weight_slots * (kWeightBytes + 16);
-    const bool counts = x.fill_slots >= 1 && x.fill_slots <= 32 && x.weight_slots >= 1 && x.weight_slots <= 32;
+    const uint32_t shared = kSmemAlignment + Layout(params, 0).end;
+    const bool counts = params.activation_stages >= 1 && params.activation_stages <= 32 && params.weight_stages >= 1 &&
+                        params.weight_stages <= 32;
     if (!gate.fits()) return refused(out, "the gate's hidden values must be a multiple of 4");
     if (!counts) return refused(out, "fill_slots and weight_slots must be 1 to 32");
     if (shared > AT_MAX_SHARED_BYTES) return refused(out, "the tile needs more shared memory than the GPU has");
-    prepared(out, x, ceil_div(ceil_div(a.n, kImages), kPeers) * kCluster, 1, 1, kThreads, (int)shared, 0);
+    prepared(out, params, ceil_div(ceil_div(a.n, kImages), kPeers) * kCluster, 1, 1, kThreads, shared, 0);
 
     const uint64_t c = a.c, h = a.h, w = a.w, n = a.n, k = a.k;
     out->tensor_map_count = 4;
@@ -93,24 +93,25 @@ struct DownPlan {
 
   // Addresses in shared memory.
   struct Layout {
-    uint32_t inner, fills, weights, gate, full, empty, weight_full, weight_empty, inner_full, gate_full;
-    AT_DEVICE Layout(const Params& x, uint32_t memory) {
-      SmemLayout layout(align_smem(memory));
+    uint32_t inner, k_blocks, weights, gate, full, empty, weight_full, weight_empty, inner_full, gate_full, end;
+    AT_DEVICE Layout(const Params& params, uint32_t memory) {
+      SmemLayout layout(memory);
       inner = layout.add(kInner * kCopies * kCopyBytes);
-      fills = layout.add(x.fill_slots * kTileBytes);
-      weights = layout.add(x.weight_slots * kWeightBytes);
-      gate = layout.add(x.gate_bytes);
-      full = layout.add_barriers(x.fill_slots);
-      empty = layout.add_barriers(x.fill_slots);
-      weight_full = layout.add_barriers(x.weight_slots);
-      weight_empty = layout.add_barriers(x.weight_slots);
+      k_blocks = layout.add(params.activation_stages * kTileBytes);
+      weights = layout.add(params.weight_stages * kWeightBytes);
+      gate = layout.add(params.gate_bytes);
+      full = layout.add_barriers(params.activation_stages);
+      empty = layout.add_barriers(params.activation_stages);
+      weight_full = layout.add_barriers(params.weight_stages);
+      weight_empty = layout.add_barriers(params.weight_stages);
       inner_full = layout.add_barriers(kParts);
       gate_full = layout.add_barriers(1);
+      end = layout.end;
     }
   };
 
   // The rings of activations and of weights.
-  AT_DEVICE static Pipeline fill_pipeline(const Layout& smem) { return {smem.full, smem.empty}; }
+  AT_DEVICE static Pipeline activation_pipeline(const Layout& smem) { return {smem.full, smem.empty}; }
   AT_DEVICE static Pipeline weight_pipeline(const Layout& smem) { return {smem.weight_full, smem.weight_empty}; }
 
   AT_DEVICE static Excitation excitation(int hidden) { return Excitation(kP * kQ, hidden, kImages == 1 ? 16 : kQ); }
@@ -122,8 +123,8 @@ struct DownPlan {
 
   // The same without the line of zeros: a tile. The pooled input lies in this block's own copies until they are
   // written.
-  AT_DEVICE static uint32_t own_copy(const Layout& smem, const ClusterCoord& me, int i) {
-    return copy_of(smem, me.part * kOwn, i) + kLineBytes;
+  AT_DEVICE static uint32_t own_copy(const Layout& smem, const ClusterCoord& cta, int i) {
+    return copy_of(smem, cta.part * kOwn, i) + kLineBytes;
   }
 };
 

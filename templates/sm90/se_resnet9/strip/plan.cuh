@@ -1,6 +1,7 @@
 // Host side and shared definitions of the kernel in strip_se_block.cuh: sizes, parameters, prepare() and the
 // shared-memory layout.
 #pragma once
+#include "sm90/register_budget.cuh"
 #include "sm90/smem_layout.cuh"
 #include "common/ptx/registers.cuh"
 #include "common/ptx/tma.cuh"
@@ -21,12 +22,14 @@ struct StripPlan {
   static constexpr int kAllThreads = kThreads + 128;                     // with the loading warps
   static constexpr int kReadyThreads = kThreads + (kPooled ? 128 : 96);  // that wait for the initialized barriers
   static constexpr bool kSetMaxNreg = kStrips > 1;                       // from the loading to the multiplying warps
-  static constexpr int kProducerRegs = kStrips > 2 ? 24
-                                       : kPooled   ? 56
-                                                   : 40,
-                       kConsumerRegs = kStrips > 2 ? 112
-                                       : kPooled   ? 224
-                                                   : 232;
+  static constexpr bool kManyStrips = kStrips > 2;
+  using Registers = RegisterBudget<kAllThreads - kThreads, kThreads,
+                                   kManyStrips ? 24
+                                   : kPooled   ? 56
+                                               : 40,
+                                   kManyStrips ? 112
+                                   : kPooled   ? 224
+                                               : 232>;
   static constexpr int kTaps = 9, kLoads = 1 + 2 * kTaps, kTapBytes = kChannels * kRowBytes;
   static constexpr int kPatchW = kW + 2, kPatchBytes = (kH + 2) * kPatchW * kRowBytes;
   static constexpr int kLines = kSide * kH * 8 / kStripThreads;  // patch lines of four pixels that a thread reads
@@ -49,17 +52,17 @@ struct StripPlan {
   // ---- Before the launch ----
 
   AT_DEVICE static void prepare(const at_stem_se_block& a, at_prepared* out) {
-    Params x{};
+    Params params{};
     if (a.c != kImage || a.k != kChannels || a.block != kSide || a.h != kSide * kH || a.w != kSide * kW)
       return refused(out, "the kernel is compiled for another image, patch or number of channels");
     if (a.hidden % 4) return refused(out, "hidden must be a multiple of 4");
-    x.tiles = a.n, x.hidden = a.hidden, x.channels_last = a.launch[Launch::kChannelsLast];
-    x.early_loads = a.launch[Launch::kEarlyTaps] ? min(a.launch[Launch::kEarlyTaps] + 1, kLoads) : 0;
-    for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
-    const int shared = kSmemAlignment + Layout(x, 0).end;
+    params.tiles = a.n, params.hidden = a.hidden, params.channels_last = a.launch[Launch::kChannelsLast];
+    params.early_loads = a.launch[Launch::kEarlyTaps] ? min(a.launch[Launch::kEarlyTaps] + 1, kLoads) : 0;
+    for (int i = 0; i < AT_MAX_SCALARS; ++i) params.scalars[i] = a.scalars[i];
+    const int shared = kSmemAlignment + Layout(params, 0).end;
     if (shared > AT_MAX_SHARED_BYTES) return refused(out, "the block needs more shared memory than the GPU has");
-    const int blocks = a.launch[Launch::kGrid] ? min(x.tiles, a.launch[Launch::kGrid]) : x.tiles;
-    prepared(out, x, ceil_div(blocks, kCluster) * kCluster, 1, 1, kAllThreads, shared, 0);
+    const int blocks = a.launch[Launch::kGrid] ? min(params.tiles, a.launch[Launch::kGrid]) : params.tiles;
+    prepared(out, params, ceil_div(blocks, kCluster) * kCluster, 1, 1, kAllThreads, shared, 0);
 
     const uint64_t c = kChannels;
     out->tensor_map_count = 4;
@@ -84,22 +87,23 @@ struct StripPlan {
   // pooled.
   struct Layout {
     uint32_t weights, patch, lines, stem, sums, w1, b2, b1, w2, full, zeros, gate, image, pooled, end;
-    AT_DEVICE Layout(const Params& x, uint32_t memory) {
-      weights = (memory + 1023) / 1024 * 1024;
-      patch = weights + 2 * kTaps * kTapBytes;
-      lines = patch + ceil_div(kPatchBytes, 256) * 256;
-      stem = lines + kImage * kStrips * kLineBytes;
-      sums = stem + kImage * kStepBytes;
-      w1 = sums + kStrips * kChannels * 4;
-      b2 = w1 + x.hidden * kRowBytes;
-      b1 = b2 + kChannels * 4;
-      w2 = b1 + x.hidden * 4;
-      full = w2 + x.hidden * kRowBytes;
-      zeros = full + 8 * kLoads;
-      gate = zeros + 8;
-      image = gate + 8;
-      pooled = image + 8;
-      end = full + 8 * kBarriers;
+    AT_DEVICE Layout(const Params& params, uint32_t memory) {
+      SmemLayout layout(memory);
+      weights = layout.add(2 * kTaps * kTapBytes);
+      patch = layout.add(ceil_div(kPatchBytes, 256) * 256);
+      lines = layout.add(kImage * kStrips * kLineBytes);
+      stem = layout.add(kImage * kStepBytes);
+      sums = layout.add(kStrips * kChannels * 4);
+      w1 = layout.add(params.hidden * kRowBytes);
+      b2 = layout.add(kChannels * 4);
+      b1 = layout.add(params.hidden * 4);
+      w2 = layout.add(params.hidden * kRowBytes);
+      full = layout.add_barriers(kLoads);
+      zeros = layout.add_barriers(1);
+      gate = layout.add_barriers(1);
+      image = layout.add_barriers(1);
+      pooled = layout.add_barriers(1);
+      end = layout.end;
     }
   };
 

@@ -38,69 +38,69 @@ struct HopperStripBlock : StripPlan<Config> {
 
   // ---- The kernel ----
 
-  AT_DEVICE static void run(const Params& x, char* memory) {
-    const Layout smem(x, ptx::cast_smem_ptr_to_uint(memory));
+  AT_DEVICE static void run(const Params& params, char* memory) {
+    const Layout smem(params, align_smem(ptx::cast_smem_ptr_to_uint(memory)));
     const int warp = ptx::warp_uniform(threadIdx.x / 32);
     if (warp == P::kWarps) {
       ptx::mbarrier_init_array(smem.full, P::kBarriers, 1);
       ptx::fence_barrier_init();
     }
     if constexpr (P::kCluster > 1) ptx::cluster_sync();  // all barriers of the cluster are initialized
-    const bool idle = (int)blockIdx.x >= x.tiles;        // it only completes the cluster
+    const bool idle = (int)blockIdx.x >= params.tiles;   // it only completes the cluster
     if (warp >= P::kWarps) {
-      if constexpr (P::kSetMaxNreg) ptx::warpgroup_reg_dealloc<P::kProducerRegs>();
-      if (warp == P::kWarps) load_all(x, smem);
+      if constexpr (P::kSetMaxNreg) P::Registers::to_producer();
+      if (warp == P::kWarps) load_all(params, smem);
       if (warp == P::kWarps + 1 && !idle) write_zeros(smem);
-      if (warp == P::kWarps + 2 && !idle) load_gate(x, smem);
+      if (warp == P::kWarps + 2 && !idle) load_gate(params, smem);
       if constexpr (P::kPooled) {
         if (warp == P::kWarps + 3 && !idle) ptx::named_barrier_sync<P::kReady, P::kReadyThreads>();
-        if (warp > P::kWarps && !idle) pool_all(x, smem);
+        if (warp > P::kWarps && !idle) pool_all(params, smem);
       }
     } else if (!idle) {
-      if constexpr (P::kSetMaxNreg) ptx::warpgroup_reg_alloc<P::kConsumerRegs>();
-      solve_all(x, smem);
+      if constexpr (P::kSetMaxNreg) P::Registers::to_consumer();
+      solve_all(params, smem);
     }
   }
 
  private:
-  using Sums = float[1][P::kN / 2];  // index 4 j + 2 half + e: line j, channel `half`, column e
-  using Kept = uint32_t[P::kN / 4];  // pairs of columns, rounded
+  using Accum = float[1][P::kN / 2];  // index 4 j + 2 half + e: line j, channel `half`, column e
+  using Kept = uint32_t[P::kN / 4];   // pairs of columns, rounded
 
   // ---- Loads ----
 
-  AT_DEVICE static void load_stem(const Params& x, const Layout& smem) {
+  AT_DEVICE static void load_stem(const Params& params, const Layout& smem) {
     ptx::mbarrier_arrive_expect_tx(smem.full, P::kImage * P::kStepBytes);
     for (int c = 0; c < P::kImage; ++c)
-      ptx::tma_load_3d<false>(smem.stem + c * P::kStepBytes, x.stem_map, smem.full, 0, c, 0, 0);
+      ptx::tma_load_3d<false>(smem.stem + c * P::kStepBytes, params.stem_map, smem.full, 0, c, 0, 0);
   }
 
-  AT_DEVICE static void load_tap(const Params& x, const Layout& smem, int i) {
+  AT_DEVICE static void load_tap(const Params& params, const Layout& smem, int i) {
     constexpr int kRows = P::kChannels / P::kCluster;
     const int first = P::kCluster > 1 ? (int)ptx::block_rank_in_cluster() * kRows : 0;
-    const uint32_t full = smem.full + 8 + 8 * i;
+    const uint32_t full = smem.full + ptx::kMbarrierBytes + ptx::kMbarrierBytes * i;
     ptx::mbarrier_arrive_expect_tx(full, P::kTapBytes);
     ptx::tma_load_3d<(P::kCluster > 1)>(smem.weights + i * P::kTapBytes + first * P::kRowBytes,
-                                        x.weight_maps[i / P::kTaps], full, 0, i % P::kTaps, first,
+                                        params.weight_maps[i / P::kTaps], full, 0, i % P::kTaps, first,
                                         (1 << P::kCluster) - 1);
   }
 
   // Loads `begin` to `end`: 0 is the stem's weights, i is tap i - 1.
-  AT_DEVICE static void load_some(const Params& x, const Layout& smem, int begin, int end) {
+  AT_DEVICE static void load_some(const Params& params, const Layout& smem, int begin, int end) {
     if (ptx::elect_one_sync())
-      for (int i = begin; i < end; ++i) i ? load_tap(x, smem, i - 1) : load_stem(x, smem);
+      for (int i = begin; i < end; ++i) i ? load_tap(params, smem, i - 1) : load_stem(params, smem);
     __syncwarp();
   }
 
   // ---- The loading warps. There are three, since issuing these loads takes one warp longer than the first image takes
   // to arrive. ----
 
-  AT_DEVICE static void load_all(const Params& x, const Layout& smem) {
+  AT_DEVICE static void load_all(const Params& params, const Layout& smem) {
     ptx::named_barrier_arrive<P::kReady, P::kReadyThreads>();
-    load_some(x, smem, 0, x.early_loads);
+    load_some(params, smem, 0, params.early_loads);
     griddepcontrol_wait();
-    load_some(x, smem, x.early_loads, P::kLoads);
+    load_some(params, smem, params.early_loads, P::kLoads);
     if constexpr (P::kCluster > 1)  // a block must not exit while others load into it
-      for (int i = 0; i < P::kLoads; ++i) ptx::mbarrier_wait(smem.full + 8 * i, 0);
+      for (int i = 0; i < P::kLoads; ++i) ptx::mbarrier_wait(smem.full + ptx::kMbarrierBytes * i, 0);
   }
 
   AT_DEVICE static void write_zeros(const Layout& smem) {
@@ -113,15 +113,15 @@ struct HopperStripBlock : StripPlan<Config> {
     if (lane == 0) ptx::mbarrier_arrive(smem.zeros);
   }
 
-  AT_DEVICE static void load_gate(const Params& x, const Layout& smem) {
+  AT_DEVICE static void load_gate(const Params& params, const Layout& smem) {
     const int lane = threadIdx.x % 32;
-    void* const* p = x.p.p + P::kFirstGate;
+    void* const* p = params.p.p + P::kFirstGate;
     ptx::named_barrier_sync<P::kReady, P::kReadyThreads>();
-    for (int i = lane; i < x.hidden * P::kVectors; i += 32) {
+    for (int i = lane; i < params.hidden * P::kVectors; i += 32) {
       copy_async<16>(smem.w1 + 16 * i, (const char*)p[0] + 16 * i);
       copy_async<16>(smem.w2 + 16 * i, (const char*)p[2] + 16 * i);
     }
-    for (int i = lane; i < x.hidden / 4; i += 32) copy_async<16>(smem.b1 + 16 * i, (const char*)p[1] + 16 * i);
+    for (int i = lane; i < params.hidden / 4; i += 32) copy_async<16>(smem.b1 + 16 * i, (const char*)p[1] + 16 * i);
     for (int i = lane; i < P::kChannels / 4; i += 32) copy_async<16>(smem.b2 + 16 * i, (const char*)p[3] + 16 * i);
     wait_for_all_copies();
     __syncwarp();
@@ -140,15 +140,15 @@ struct HopperStripBlock : StripPlan<Config> {
 
   using Lines = Pack<Element, P::kSide>[P::kLines][P::kImage];
 
-  AT_DEVICE static void read(const Params& x, const WarpCoord& coord, int tile, Lines& lines) {
-    if (x.channels_last) read<true>(x, coord, tile, lines);
-    else read<false>(x, coord, tile, lines);
+  AT_DEVICE static void read(const Params& params, const WarpCoord& coord, int tile, Lines& lines) {
+    if (params.channels_last) read<true>(params, coord, tile, lines);
+    else read<false>(params, coord, tile, lines);
   }
 
   template <bool kLast>
-  AT_DEVICE static void read(const Params& x, const WarpCoord& coord, int tile, Lines& lines) {
+  AT_DEVICE static void read(const Params& params, const WarpCoord& coord, int tile, Lines& lines) {
     constexpr int kRows = P::kSide * P::kH, kOfPixel = kLast ? P::kImage : 1, kOfRow = P::kSide * P::kW * kOfPixel;
-    const Element* line = (const Element*)x.p.p[P::kX] + (int64_t)tile * (kRows * P::kSide * P::kW * P::kImage) +
+    const Element* line = (const Element*)params.p.p[P::kX] + (int64_t)tile * (kRows * P::kSide * P::kW * P::kImage) +
                           coord.thread / 8 * kOfRow + (coord.strip * 8 + coord.thread % 8) * P::kSide * kOfPixel;
 #pragma unroll
     for (int i = 0; i < P::kLines; ++i) {
@@ -185,19 +185,19 @@ struct HopperStripBlock : StripPlan<Config> {
   // ---- The pool ----
 
   template <typename Read>
-  AT_DEVICE static void pool(const Params& x, int tile, int thread, int threads, const Read& read) {
+  AT_DEVICE static void pool(const Params& params, int tile, int thread, int threads, const Read& read) {
     pool_image<Element, P::kH, P::kW, P::kChannels>(
-        (Element*)x.p.p[P::kPooled] + (int64_t)tile * (P::kPixels / 4) * P::kChannels, thread, threads, read);
+        (Element*)params.p.p[P::kPooled] + (int64_t)tile * (P::kPixels / 4) * P::kChannels, thread, threads, read);
   }
 
   // The pooling warps: they pool all images of the block but its last.
-  AT_DEVICE static void pool_all(const Params& x, const Layout& smem) {
+  AT_DEVICE static void pool_all(const Params& params, const Layout& smem) {
     uint32_t parity = 0;
 #pragma unroll 1
-    for (int tile = blockIdx.x; tile + (int)gridDim.x < x.tiles; tile += gridDim.x, parity ^= 1) {
+    for (int tile = blockIdx.x; tile + (int)gridDim.x < params.tiles; tile += gridDim.x, parity ^= 1) {
       ptx::mbarrier_wait(smem.image, parity);
-      const Element* from = (const Element*)x.p.p[P::kY] + (int64_t)tile * P::kPixels * P::kChannels;
-      pool(x, tile, threadIdx.x - (P::kThreads + 32), P::kPoolThreads,
+      const Element* from = (const Element*)params.p.p[P::kY] + (int64_t)tile * P::kPixels * P::kChannels;
+      pool(params, tile, threadIdx.x - (P::kThreads + 32), P::kPoolThreads,
            [&](int line, int column, int vector, Pack<Element, 8>& to) {
              if (line >= 0 && column >= 0) to.read(from + (line * P::kW + column) * P::kChannels + vector * 8);
              else to.words[0] = make_uint4(0, 0, 0, 0);
@@ -219,76 +219,76 @@ struct HopperStripBlock : StripPlan<Config> {
 
   // ---- Products, and what follows them ----
 
-  AT_DEVICE static void solve_all(const Params& x, const Layout& smem) {
+  AT_DEVICE static void solve_all(const Params& params, const Layout& smem) {
     const WarpCoord coord;
     Lines lines;
-    Sums sums;
+    Accum accum;
     griddepcontrol_wait();
-    read(x, coord, blockIdx.x, lines);
+    read(params, coord, blockIdx.x, lines);
     ptx::named_barrier_sync<P::kReady, P::kReadyThreads>();  // the barriers are initialized
     write_lines(smem, coord, lines);
-    begin_stem(smem, coord, sums);
-    finish<0>(sums);
+    begin_stem(smem, coord, accum);
+    finish<0>(accum);
     const int half = 1 + coord.strip % 2;  // filter lines before the work in between
-    int told = 0;                          // images announced to the pooling warps
-    for (int tile = blockIdx.x; tile < x.tiles; tile += gridDim.x) {
-      const bool last = tile + (int)gridDim.x >= x.tiles;
-      Sums next;
+    int announced = 0;                     // images announced to the pooling warps
+    for (int tile = blockIdx.x; tile < params.tiles; tile += gridDim.x) {
+      const bool last = tile + (int)gridDim.x >= params.tiles;
+      Accum next;
       Kept kept;
       write_patch(
-          smem, coord, sums,
+          smem, coord, accum,
           [&] {
             stored(coord);
             meet();
           },
           [&](float (&v)[2], int number, int channel) {
-            Config::Steps::kept(v, x.p.p, x.scalars, channel);
+            Config::Steps::kept(v, params.p.p, params.scalars, channel);
             kept[number] = pair(v[0], v[1]);
-            Config::Steps::biased(v, x.p.p, x.scalars, channel);
+            Config::Steps::biased(v, params.p.p, params.scalars, channel);
           });
       publish();
       ptx::mbarrier_wait(smem.zeros, 0);
-      convolve(smem, coord, 0, 0, half, sums);
-      if (!last) read(x, coord, tile + gridDim.x, lines);  // while the other strips multiply
-      convolve(smem, coord, 0, half, 3, sums);
+      convolve(smem, coord, 0, 0, half, accum);
+      if (!last) read(params, coord, tile + gridDim.x, lines);  // while the other strips multiply
+      convolve(smem, coord, 0, half, 3, accum);
       if constexpr (P::kPooled)
-        if (tile != (int)blockIdx.x) tell_pool(smem, coord, told++);
-      finish<0>(sums);
+        if (tile != (int)blockIdx.x) tell_pool(smem, coord, announced++);
+      finish<0>(accum);
       write_patch(
-          smem, coord, sums, [] { meet(); },
-          [&](float (&v)[2], int, int channel) { Config::Steps::inner(v, x.p.p, x.scalars, channel); });
+          smem, coord, accum, [] { meet(); },
+          [&](float (&v)[2], int, int channel) { Config::Steps::inner(v, params.p.p, params.scalars, channel); });
       publish();
-      convolve(smem, coord, 1, 0, half, sums);
+      convolve(smem, coord, 1, 0, half, accum);
       write_lines(smem, coord, lines);  // of the next image; after the last image they are unused
-      convolve(smem, coord, 1, half, 3, sums);
+      convolve(smem, coord, 1, half, 3, accum);
       begin_stem(smem, coord, next);
       if (last) launch_dependents();
-      finish<1>(sums);
+      finish<1>(accum);
       float gates[2];
-      excite(x, smem, coord, sums, gates);
+      excite(params, smem, coord, accum, gates);
       write_patch(
-          smem, coord, sums, [] {},
+          smem, coord, accum, [] {},
           [&](float (&v)[2], int number, int channel) {
             const float gate = gates[number % 2];
 #pragma unroll
             for (int e = 0; e < 2; ++e) v[e] *= gate;
-            Config::Steps::gated(v, x.p.p, x.scalars, channel);
+            Config::Steps::gated(v, params.p.p, params.scalars, channel);
             Pack<Element, 2> identity;
             identity.words[0] = kept[number];
 #pragma unroll
             for (int e = 0; e < 2; ++e) v[e] += to_float(identity.elements[e]);
-            Config::Steps::after(v, x.p.p, x.scalars, channel);
+            Config::Steps::after(v, params.p.p, params.scalars, channel);
           });
       publish();
-      store(x, smem, coord, tile);
+      store(params, smem, coord, tile);
       if constexpr (P::kPooled)
         if (last)
-          pool(x, tile, threadIdx.x, P::kThreads, [&](int line, int column, int vector, Pack<Element, 8>& to) {
+          pool(params, tile, threadIdx.x, P::kThreads, [&](int line, int column, int vector, Pack<Element, 8>& to) {
             const int pixel = (line + 1) * P::kPatchW + column + 1;
             to.words[0] = ptx::ld_shared(smem.patch + pixel * P::kRowBytes + (vector ^ pixel % 8) * 16);
           });
       finish<0>(next);
-      ptx::copy_accumulators(next, sums);
+      ptx::copy_accumulators(next, accum);
     }
     stored(coord);
   }
@@ -308,38 +308,39 @@ struct HopperStripBlock : StripPlan<Config> {
     return both.words[0];
   }
 
-  AT_DEVICE static void begin_stem(const Layout& smem, const WarpCoord& coord, Sums& sums) {
+  AT_DEVICE static void begin_stem(const Layout& smem, const WarpCoord& coord, Accum& accum) {
     const uint32_t hi = ptx::descriptor_hi<32>(8 * 32);
     const uint32_t a = ptx::descriptor_lo(smem.stem), b = ptx::descriptor_lo(smem.lines + coord.strip * P::kLineBytes);
     ptx::mbarrier_wait(smem.full, 0);
-    ptx::warpgroup_fence_operand(sums);
+    ptx::warpgroup_fence_operand(accum);
     ptx::warpgroup_arrive();
 #pragma unroll
     for (int c = 0; c < P::kImage; ++c)
-      Config::wgmma(sums[0], ptx::SmemDescriptor{a + c * (P::kStepBytes / 16), hi},
+      Config::wgmma(accum[0], ptx::SmemDescriptor{a + c * (P::kStepBytes / 16), hi},
                     ptx::SmemDescriptor{b + c * (P::kStrips * P::kLineBytes / 16), hi}, c > 0);
     ptx::warpgroup_commit_batch();
   }
 
   // Issues the products of filter lines `begin` to `end` of convolution `which` of the patch.
   AT_DEVICE static void convolve(const Layout& smem, const WarpCoord& coord, int which, int begin, int end,
-                                 Sums& sums) {
+                                 Accum& accum) {
     const uint32_t a_hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes),
                    b_hi = ptx::descriptor_hi<P::kRowBytes>(P::kPatchW * P::kRowBytes);
     uint32_t line = ptx::descriptor_lo(smem.patch + (begin * P::kPatchW + coord.strip * 8) * P::kRowBytes);
     const int first = which * P::kTaps + begin * 3;
-    uint32_t a = ptx::descriptor_lo(smem.weights + first * P::kTapBytes), full = smem.full + 8 + 8 * first;
+    uint32_t a = ptx::descriptor_lo(smem.weights + first * P::kTapBytes),
+             full = smem.full + ptx::kMbarrierBytes + ptx::kMbarrierBytes * first;
     int accumulate = begin > 0;
-    ptx::warpgroup_fence_operand(sums);
+    ptx::warpgroup_fence_operand(accum);
 #pragma unroll 1
     for (int r = begin; r < end; ++r, line += P::kPatchW * (P::kRowBytes / 16)) {
       uint32_t tap = line;
-      for (int s = 0; s < 3; ++s, tap += P::kRowBytes / 16, a += P::kTapBytes / 16, full += 8) {
+      for (int s = 0; s < 3; ++s, tap += P::kRowBytes / 16, a += P::kTapBytes / 16, full += ptx::kMbarrierBytes) {
         ptx::mbarrier_wait(full, 0);  // returns at once after the first tile
         ptx::warpgroup_arrive();
 #pragma unroll
         for (int k = 0; k < P::kChannels / 16; ++k) {
-          Config::wgmma(sums[0], ptx::SmemDescriptor{a + 2 * k, a_hi}, ptx::SmemDescriptor{tap + 2 * k, b_hi},
+          Config::wgmma(accum[0], ptx::SmemDescriptor{a + 2 * k, a_hi}, ptx::SmemDescriptor{tap + 2 * k, b_hi},
                         accumulate);
           accumulate = 1;
         }
@@ -350,20 +351,20 @@ struct HopperStripBlock : StripPlan<Config> {
 
   // Waits until at most `pending` batches of products are unfinished.
   template <int pending>
-  AT_DEVICE static void finish(Sums& sums) {
+  AT_DEVICE static void finish(Accum& accum) {
     ptx::warpgroup_wait<pending>();
-    ptx::warpgroup_fence_operand(sums);
+    ptx::warpgroup_fence_operand(accum);
   }
 
   // Applies steps(v, number, channel) to the sums and writes the result over the image's pixels once ready() has
   // returned. v: two columns. number: 2 line + half.
   template <typename Ready, typename Steps>
-  AT_DEVICE static void write_patch(const Layout& smem, const WarpCoord& coord, const Sums& sums, const Ready& ready,
+  AT_DEVICE static void write_patch(const Layout& smem, const WarpCoord& coord, const Accum& accum, const Ready& ready,
                                     const Steps& steps) {
     uint32_t words[P::kH / 2][4];
 #pragma unroll
     for (int number = 0; number < P::kN / 4; ++number) {
-      float v[2] = {sums[0][2 * number], sums[0][2 * number + 1]};
+      float v[2] = {accum[0][2 * number], accum[0][2 * number + 1]};
       steps(v, number, coord.channel + 8 * (number % 2));
       words[number / 4][number % 4] = pair(v[0], v[1]);
     }
@@ -381,14 +382,14 @@ struct HopperStripBlock : StripPlan<Config> {
   }
 
   // Applies the steps before the gate and computes the gates of this thread's two channels.
-  AT_DEVICE static void excite(const Params& x, const Layout& smem, const WarpCoord& coord, Sums& sums,
+  AT_DEVICE static void excite(const Params& params, const Layout& smem, const WarpCoord& coord, Accum& accum,
                                float (&gates)[2]) {
     float total[2] = {};
 #pragma unroll
     for (int number = 0; number < P::kN / 4; ++number) {
-      float v[2] = {sums[0][2 * number], sums[0][2 * number + 1]};
-      Config::Steps::before(v, x.p.p, x.scalars, coord.channel + 8 * (number % 2));
-      sums[0][2 * number] = v[0], sums[0][2 * number + 1] = v[1];
+      float v[2] = {accum[0][2 * number], accum[0][2 * number + 1]};
+      Config::Steps::before(v, params.p.p, params.scalars, coord.channel + 8 * (number % 2));
+      accum[0][2 * number] = v[0], accum[0][2 * number + 1] = v[1];
       total[number % 2] += v[0] + v[1];
     }
     float* all = (float*)__cvta_shared_to_generic(smem.sums);
@@ -411,7 +412,7 @@ struct HopperStripBlock : StripPlan<Config> {
       for (int e = 0; e < 2; ++e) means[e] += all[strip * P::kChannels + 2 * coord.lane + e];
     gates[0] = b2[coord.channel], gates[1] = b2[coord.channel + 8];
 #pragma unroll 1
-    for (int o = 0; o < x.hidden; o += 4) {  // every warp computes all of it, which saves a barrier
+    for (int o = 0; o < params.hidden; o += 4) {  // every warp computes all of it, which saves a barrier
       float sum[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -426,7 +427,7 @@ struct HopperStripBlock : StripPlan<Config> {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float w[4];
-        load(w, w2 + (coord.channel + 8 * half) * x.hidden + o);
+        load(w, w2 + (coord.channel + 8 * half) * params.hidden + o);
 #pragma unroll
         for (int i = 0; i < 4; ++i) gates[half] += w[i] * at_least_zero(sum[i] + b1[o + i]);
       }
@@ -436,9 +437,9 @@ struct HopperStripBlock : StripPlan<Config> {
   }
 
   // Starts to store the image. TMA clips the columns of zeros beside it.
-  AT_DEVICE static void store(const Params& x, const Layout& smem, const WarpCoord& coord, int tile) {
+  AT_DEVICE static void store(const Params& params, const Layout& smem, const WarpCoord& coord, int tile) {
     if (coord.strip == 0 && coord.warp == 0 && ptx::elect_one_sync()) {
-      ptx::tma_store_4d(x.output_map, smem.patch + (P::kPatchW + 1) * P::kRowBytes, 0, 0, 0, tile);
+      ptx::tma_store_4d(params.output_map, smem.patch + (P::kPatchW + 1) * P::kRowBytes, 0, 0, 0, tile);
       ptx::tma_store_arrive();
     }
     __syncwarp();  // converges the warp
