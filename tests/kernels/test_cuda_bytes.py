@@ -134,4 +134,4 @@ def test_convolutions_of_signed_bytes_promote_no_sums():
     text = rendering.unit(
         [Kernel.of("sm90_conv2d", bytes_, "s8", parse("gemm m=1 n=1 k=1 dtype=s8").epilogue, "sm_90")]
     )
-    assert "e4m3" not in text and "promote" not in text.lower()
+    assert "e4m3" not in text and "PromotedSum" not in text and "kPromote = 0;" in text

@@ -80,9 +80,8 @@ def test_times_of_a_device_whose_code_does_not_run_here_set_no_limit(step_db, tm
     assert not Winners(path).solutions(problem, torch.device("cpu"))
 
 
-def test_a_packed_database_has_the_same_winners(step_db, tmp_path, monkeypatch):
-    monkeypatch.setattr("tuning_db.share.pack.KEPT", 1)
-    pack([step_db], tmp_path / "packed.db", 3)
+def test_a_packed_database_has_the_same_winners(step_db, tmp_path):
+    pack([step_db], tmp_path / "packed.db", 1)
     found, packed, cpu = Winners(step_db), Winners(str(tmp_path / "packed.db")), torch.device("cpu")
     for name, problem in step_problems(Small(), [images()]).named.items():
         best = found.solutions(problem, cpu)[:1]
