@@ -12,6 +12,11 @@ class Base(DeclarativeBase):
     """Base class of all tables."""
 
 
+def columns(row: Base) -> dict[str, Any]:
+    """Return the columns of a row that are loaded with it, by name."""
+    return {column.name: getattr(row, column.name) for column in row.__table__.c if column.name != "blob"}
+
+
 class Device(Base):
     """A kind of GPU or CPU on which measurements were taken."""
 

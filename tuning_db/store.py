@@ -33,6 +33,7 @@ from tuning_db.schema import (
     PlanRow,
     ProblemRow,
     Signature,
+    columns,
 )
 from tuning_db.trust import digests
 from tuning_db.trust.binaries import compress, digest_of
@@ -76,11 +77,6 @@ _MEASURED = (
 )
 _TRIED = _of_one(_TRIALS, _TRIALS.c.launch).where(~_TRIALS.c.final)
 _CLAIMED = _of_one(_CLAIMS, _CLAIMS.c.owner, _CLAIMS.c.since)
-
-
-def _values(row: Base) -> dict[str, Any]:
-    """Return the columns of a row that are loaded with it, by name."""
-    return {column.name: getattr(row, column.name) for column in row.__table__.c if column.name != "blob"}
 
 
 class Store(Queries):
@@ -191,7 +187,7 @@ class Store(Queries):
                 if not row.launch_names:  # a kernel that had failed to compile
                     row.launch_names = values.get("launch_names", [])
                 library = self.session.get(Library, row.library_id) if row.library_id else None
-                row.digest = digests.kernel(_values(row), _values(library) if library else None)
+                row.digest = digests.kernel(columns(row), columns(library) if library else None)
         return rows
 
     def put_library(self, binary: bytes, **values: Any) -> Library:
@@ -232,8 +228,8 @@ class Store(Queries):
         with self.writing() as session:
             device = session.get_one(Device, row.device_id)
             kernels = {choice["kernel"]: session.get_one(KernelRow, choice["kernel"]) for choice in row.choices}
-            named = {number: _values(kernel) for number, kernel in kernels.items()}
-            row.digest = digests.plan(values, _values(device), named)
+            named = {number: columns(kernel) for number, kernel in kernels.items()}
+            row.digest = digests.plan(values, columns(device), named)
             session.add(row)
             if old:
                 session.flush()  # first the new row, so that its id is the larger one

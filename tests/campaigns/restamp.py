@@ -44,7 +44,7 @@ from autotune_cli.command_line import add_jobs, database
 from autotune_cli.main import run_program
 from autotune_cli.record import one_line
 from tuning_db import Store
-from tuning_db.schema import KernelRow, Library
+from tuning_db.schema import KernelRow, Library, columns
 from tuning_db.trust import digests
 
 OUTCOMES = {
@@ -213,10 +213,6 @@ def repeats(store: Store, finding: Finding) -> bool:
     key = {name: getattr(finding.row, name) for name in KEY}
     with store.reading() as session:
         return session.scalars(sa.select(KernelRow.id).filter_by(**key, source=finding.digest)).first() is not None
-
-
-def columns(row: KernelRow | Library) -> dict[str, object]:
-    return {name: getattr(row, name) for name in row.__table__.columns.keys() if name != "blob"}  # noqa: SIM118
 
 
 def show(findings: list[Finding], name: str, console: Console) -> None:

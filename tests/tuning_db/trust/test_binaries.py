@@ -1,4 +1,4 @@
-"""What is unpacked of the stored forms of a binary: zlib, and Zstandard with and without a dictionary."""
+"""A binary that is stored by zlib, or by Zstandard with or without a dictionary, is unpacked or refused."""
 
 import hashlib
 import random
