@@ -84,11 +84,16 @@ class Winners:
                 self._rankings(problem, device)
 
     def solutions(self, problem: Convolution, device: torch.device) -> tuple[Solution, ...]:
-        """Return the ways to compute a pass, tuned at its very sizes, that beat torch's operator, the fastest first."""
+        """Return the ways to compute a pass, tuned at its very sizes, that beat torch's operator, the best first.
+
+        The best candidates of the forms come first, then the second ones: the order of candidates within a form is that
+        of its ranking, because a time that no finals have checked may be too short.
+        """
         with self.reading():
             limit, ways = self._us_to_beat(problem, device), {form.problem: form for form in forms(problem)}
-            found = [(way, choice) for way in ways for choice in self._solvers(way, device)]
-            ranked = self._planned_first(sorted(found, key=lambda kernel: _us(kernel[1])), device)
+            found = [(place, way, one) for way in ways for place, one in enumerate(self._solvers(way, device))]
+            in_order = sorted(found, key=lambda each: (each[0], _us(each[2])))
+            ranked = self._planned_first([(way, choice) for _, way, choice in in_order], device)
             faster = ((way, one.candidate) for way, one in ranked if _us(one) < limit)
             return tuple(dict.fromkeys(Solution(ways[way], layout_of(one)) for way, one in faster))
 

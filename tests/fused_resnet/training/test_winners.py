@@ -80,9 +80,21 @@ def test_times_of_a_device_whose_code_does_not_run_here_set_no_limit(step_db, tm
     assert not Winners(path).solutions(problem, torch.device("cpu"))
 
 
-def test_a_packed_database_has_the_same_winners(step_db, tmp_path):
-    pack([step_db], tmp_path / "packed.db", 1)
-    found, packed, cpu = Winners(step_db), Winners(str(tmp_path / "packed.db")), torch.device("cpu")
+@pytest.mark.parametrize("operator", ["conv2d", "conv2d_dgrad"])
+def test_a_packed_database_has_the_same_winners(operator, step_db, tmp_path):
+    """One of two operators that compute an input gradient has short times that no finals have checked."""
+    path = str(shutil.copy(step_db, tmp_path / "lucky.db"))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(
+            "UPDATE measurement SET median_us = 0.001 * id WHERE NOT final AND kernel_id IN "
+            "(SELECT id FROM kernel WHERE library_id IS NOT NULL) AND problem_id IN "
+            "(SELECT id FROM problem WHERE operator = ?)",
+            (operator,),
+        )
+        connection.commit()
+    renew_digests(path)
+    pack([path], tmp_path / "packed.db", 1)
+    found, packed, cpu = Winners(path), Winners(str(tmp_path / "packed.db")), torch.device("cpu")
     for name, problem in step_problems(Small(), [images()]).named.items():
         best = found.solutions(problem, cpu)[:1]
         assert best and packed.solutions(problem, cpu)[:1] == best, name
