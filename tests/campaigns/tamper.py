@@ -2,10 +2,10 @@
 
 The database must be tuned for SE-ResNet9-Fixup on this machine's CPU. Each
 change is made in a copy, and a process of its own loads and runs the network
-from it: one column of one row or of all rows, one bit of the file, or one
-binary. The run must give the correct result, or an error of one sentence that
-names the database. The exit code is 1 in all other cases, and if a process
-dies.
+from it: one column of one row or of all rows, one bit of the file, one
+binary, or, with --packed, one dictionary of binaries. The run must give the
+correct result, or an error of one sentence that names the database. The exit
+code is 1 in all other cases, and if a process dies.
 
 Example:
   python tests/campaigns/tamper.py --db generated/cpu.db
@@ -48,6 +48,8 @@ from fused_resnet.explain import Explanation
 from fused_resnet.model_source import Captured
 from fused_resnet.networks import se_resnet9_fixup
 from tuning_db import DatabaseError, Store
+from tuning_db.share.pack import pack
+from tuning_db.trust.binaries import zstandard
 
 OUTCOMES = {
     "right": "the result is right, on the tuned kernels or on others",
@@ -58,7 +60,12 @@ OUTCOMES = {
 }
 """Outcome -> its meaning. The last three are faults."""
 
-KINDS = {"column": "one column", "bit": "one bit of the file", "binary": "one binary"}
+KINDS = {
+    "column": "one column",
+    "bit": "one bit of the file",
+    "binary": "one binary",
+    "dictionary": "one dictionary of binaries",
+}
 """Kind of a change -> its heading."""
 
 FAULTS = ("unclear", "wrong", "dead")
@@ -84,7 +91,7 @@ class Case:
     """One change.
 
     Attributes:
-        kind: "column", "bit" or "binary".
+        kind: A key of KINDS.
         name: What is changed, such as "kernel.weight_layouts".
         how: How, for the list of faults.
         change: Changes the file of a path; returns False if there was nothing to change.
@@ -105,6 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bits", type=positive, default=400, metavar="N", help="changes of a bit (default %(default)s)"
     )
     parser.add_argument("--binaries", type=positive, metavar="N", help="changes of binaries, at random (default all)")
+    parser.add_argument("--packed", action="store_true", help="pack the database first, as for shipping")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the choice (default 0)")
     add_record(parser, "tamper-cpu")
 
@@ -116,6 +124,9 @@ def main(options: argparse.Namespace) -> int:
         base = Path(folder) / "base.db"
         shutil.copy(options.db, base)
         batch = add_plan(base)
+        if options.packed:
+            pack([base], Path(folder) / "packed.db", spares=1)
+            base = Path(folder) / "packed.db"
         trial = Trial(batch, threads)
         if trial.run(base) != ("right", ""):
             raise DatabaseError(f"{options.db} does not run as it is: {trial.run(base)[1]}")
@@ -123,6 +134,7 @@ def main(options: argparse.Namespace) -> int:
             *sample(list(column_changes(base, rng)), options.columns, rng),
             *(bit_change(base, rng) for _ in range(options.bits)),
             *sample(list(binary_changes(base, rng)), options.binaries, rng),
+            *dictionary_changes(base, rng),
         ]
         found = []
         for number, case in enumerate(chosen):
@@ -326,18 +338,22 @@ def bit_change(base: Path, rng: random.Random) -> Case:
 
 def binary_changes(base: Path, rng: random.Random) -> Iterator[Case]:
     """Yield changes of the binary of a kernel that runs: damage, and blobs that unpack to a gigabyte."""
-    with closing(sqlite3.connect(base)) as connection:
-        library = used_rows(connection)["library"]
+    with Store.open(base) as store, closing(sqlite3.connect(base)) as connection:
+        used = used_rows(connection)
+        library = used["library"]
         [(blob, size)] = connection.execute("SELECT blob, size FROM library WHERE id = ?", [library])
-    binary = zlib.decompress(blob)
-    bomb, digest_of_bomb = _bomb()
+        row = store.kernel(used["kernel"]).library
+        assert row  # a kernel of ours
+        binary = store.binary(row)
+        packed = bool(_dictionaries(connection))
+    bomb, digest_of_bomb = _bomb(packed)
     for how, columns in {
         "a bit of the blob": {"blob": _flipped(blob, rng)},
         "the half of the blob": {"blob": blob[: len(blob) // 2]},
         "an empty blob": {"blob": b""},
-        "a blob that is not zlib": {"blob": b"hello" * 20},
-        "a bit of the binary, with its digest": _binary(_flipped(binary, rng)),
-        "the half of the binary, with its digest and size": _binary(binary[: len(binary) // 2]),
+        "a blob that is not compressed": {"blob": b"hello" * 20},
+        "a bit of the binary, with its digest": _binary(_flipped(binary, rng), packed),
+        "the half of the binary, with its digest and size": _binary(binary[: len(binary) // 2], packed),
         "a blob that unpacks to a gigabyte": {"blob": bomb},
         "a blob that unpacks to a gigabyte, with its digest": {"blob": bomb, "digest": digest_of_bomb},
         "a blob that unpacks to a gigabyte, with its digest and size": {
@@ -350,13 +366,51 @@ def binary_changes(base: Path, rng: random.Random) -> Iterator[Case]:
         yield Case("binary", f"library {library}", how, _several("library", library, columns))
 
 
+def dictionary_changes(base: Path, rng: random.Random) -> Iterator[Case]:
+    """Yield changes of the dictionary that the binary of a kernel that runs is packed with; none without one."""
+    with closing(sqlite3.connect(base)) as connection:
+        known = _dictionaries(connection)
+        [(blob,)] = connection.execute("SELECT blob FROM library WHERE id = ?", [used_rows(connection)["library"]])
+    if not known:
+        return
+    zstd = zstandard(str(base))
+    number = zstd.get_frame_info(blob).dictionary_id
+    size, own = known[number]
+    content = zstd.decompress(own)
+    other = next(row for one, row in known.items() if one != number)
+    for how, columns in {
+        "a bit of the blob": {"blob": _flipped(own, rng)},
+        "the half of the blob": {"blob": own[: len(own) // 2]},
+        "an empty blob": {"blob": b""},
+        "a blob that is not compressed": {"blob": content},
+        "a bit of the dictionary": {"blob": zstd.compress(_flipped(content, rng))},
+        "the half of the dictionary, with its size": _dictionary_row(content[: size // 2], zstd),
+        "another dictionary": {"size": other[0], "blob": other[1]},
+        "a blob that unpacks to a gigabyte": {"blob": _bomb(packed=True)[0]},
+        "a blob that unpacks to a gigabyte, with its size": {"blob": _bomb(packed=True)[0], "size": BOMB_BYTES},
+        "another size": {"size": size + 1},
+        "another id": {"id": number + 1},
+    }.items():
+        yield Case("dictionary", f"dictionary {number}", how, _several("dictionary", number, columns))
+
+
+def _dictionaries(connection: sqlite3.Connection) -> dict[int, tuple[int, bytes]]:
+    """Return size and blob of each dictionary, by its id."""
+    return {number: (size, blob) for number, size, blob in connection.execute("SELECT id, size, blob FROM dictionary")}
+
+
+def _dictionary_row(content: bytes, zstd: Any) -> dict[str, Any]:
+    return {"blob": zstd.compress(content), "size": len(content)}
+
+
 def _several(table: str, row: int, columns: dict[str, Any]) -> Callable[[Path], bool]:
     changes = [update(table, column, value, row) for column, value in columns.items()]
     return lambda path: all(change(path) for change in changes)
 
 
-def _binary(binary: bytes) -> dict[str, Any]:
-    return {"blob": zlib.compress(binary), "digest": hashlib.sha256(binary).hexdigest(), "size": len(binary)}
+def _binary(binary: bytes, packed: bool) -> dict[str, Any]:
+    blob = zstandard("").compress(binary) if packed else zlib.compress(binary)
+    return {"blob": blob, "digest": hashlib.sha256(binary).hexdigest(), "size": len(binary)}
 
 
 def _flipped(data: bytes, rng: random.Random) -> bytes:
@@ -365,9 +419,10 @@ def _flipped(data: bytes, rng: random.Random) -> bytes:
     return bytes(flipped)
 
 
-def _bomb() -> tuple[bytes, str]:
+def _bomb(packed: bool) -> tuple[bytes, str]:
     """Return a small blob that unpacks to BOMB_BYTES zeros, and their digest."""
-    packer, digest, zeros, parts = zlib.compressobj(9), hashlib.sha256(), bytes(2**20), []
+    packer = zstandard("").ZstdCompressor() if packed else zlib.compressobj(9)
+    digest, zeros, parts = hashlib.sha256(), bytes(2**20), []
     for _ in range(BOMB_BYTES // len(zeros)):
         parts.append(packer.compress(zeros))
         digest.update(zeros)

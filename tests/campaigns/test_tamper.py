@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from databases import alter, renew_digests
 from processes import assert_error, process
 
@@ -15,11 +16,13 @@ def tamper(database, folder, *arguments):
     return done, json.loads(record.read_text()) if record.exists() else None
 
 
-def test_no_change_gives_wrong_results_or_unclear_errors(tuned_db, tmp_path):
-    done, record = tamper(tuned_db, tmp_path, "--columns", 24, "--bits", 4, "--binaries", 4)
+@pytest.mark.parametrize("form", [(), ("--packed",)], ids=["tuned", "packed"])
+def test_no_change_gives_wrong_results_or_unclear_errors(form, tuned_db, tmp_path):
+    done, record = tamper(tuned_db, tmp_path, "--columns", 24, "--bits", 4, "--binaries", 4, *form)
     assert done.returncode == 0 and record["faults"] == [], done.stdout + done.stderr
     counts = record["counts"]
     assert sum(counts["binary"].values()) == counts["binary"]["refused"] == 4
+    assert sum(counts["dictionary"].values()) == (11 if form else 0)
     assert counts["column"]["right"] and counts["column"]["refused"] and sum(counts["bit"].values()) == 4
 
 
