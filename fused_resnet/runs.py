@@ -129,7 +129,7 @@ def start_run(
         refuse_other_timing(store, target.name, problems, timing)
     databases = [one for one in (shipped_databases() if others is None else others) if not _is_store(one, store)]
     # The processes start while the databases are read; each takes some seconds.
-    with start_in_background(workers), ForeignKernels(databases, target.target) as foreign:
+    with start_in_background(workers), ForeignKernels(databases, target.target, problems) as foreign:
         tuner = Tuner(
             store,
             problems,

@@ -10,7 +10,7 @@ import json
 import math
 import re
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -156,10 +156,16 @@ class Reader:
             self._kernels[kernel_id] = self._read_kernel(kernel_id)
         return self._kernels[kernel_id]
 
-    def kernel_sources(self, target: str) -> dict[int, str]:
-        """Return kernel id -> digest of its source, of all kernels for a target that have a binary."""
-        query = "SELECT id, source FROM kernel WHERE target = ? AND library_id IS NOT NULL"
-        return {number: _text(source) for number, source in self._rows(query, target)}
+    def kernel_sources(self, target: str, kinds: Collection[str]) -> dict[int, str]:
+        """Return kernel id -> digest of its source, of kernels for a target that have a binary.
+
+        Args:
+            target: The compilation target.
+            kinds: Their dtypes and epilogues, as at the end of a problem's text: "f16 epilogue=bias,relu".
+        """
+        query = "SELECT id, source, dtype, epilogue FROM kernel WHERE target = ? AND library_id IS NOT NULL"
+        rows = self._rows(query, target)
+        return {one: _text(source) for one, source, dtype, epilogue in rows if f"{dtype} epilogue={epilogue}" in kinds}
 
     def build_facts(self, library: protocols.Library) -> dict[str, Any]:
         """Return how a binary was made: compiler, flags, cutlass and abi_version."""

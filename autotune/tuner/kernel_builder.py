@@ -22,7 +22,7 @@ from autotune.codegen import POLL_SECONDS, BuildBatch, StartBatch, rendering, tr
 from autotune.codegen.build_queue import BuildQueue
 from autotune.core import NEVER, AutotuneError, Deadline, paths
 from autotune.families import SHARED_LIBRARY, Kernel, family
-from autotune.ir import Epilogue, Network, Problem, abi, parse
+from autotune.ir import Epilogue, Network, Problem, abi, kind_of, parse
 from autotune.libraries import aten
 from autotune.runtime import plan_for_other_batch
 from autotune.tuner.progress import Progress
@@ -67,23 +67,28 @@ class ForeignKernel:
 class ForeignKernels:
     """The kernels of some databases for one target whose source is the present one. It is a context manager.
 
+    Only what serves a run is read: to render the source of a kernel takes milliseconds, and databases hold thousands.
+
     Args:
         paths: The database files.
         target: The compilation target.
+        problems: The problems of the run.
 
     Attributes:
-        kernels: The kernels; of several databases with a kernel the first counts.
-        rankings: For each problem, its kernels in the order of their times; of several databases the first counts.
+        kernels: The kernels with dtype and epilogue of one of these; of several databases with one, the first counts.
+        rankings: For each problem of their kinds, its kernels in the order of their times; of several databases the
+            first counts.
 
     Raises:
         DatabaseError: A database cannot be read, is not signed by a trusted key, or holds shared libraries that are not
             trusted.
     """
 
-    def __init__(self, paths: Iterable[Path], target: str) -> None:
+    def __init__(self, paths: Iterable[Path], target: str, problems: Iterable[Problem]) -> None:
         self.kernels: dict[Kernel, ForeignKernel] = {}
         self.rankings: dict[Problem, list[tuple[Kernel, float]]] = {}
         self._target = target
+        self._kinds = {kind_of(str(problem)) for problem in problems}
         self._databases: list[tuple[Reader, dict[int, Kernel]]] = []  # with their current kernels by id
         keys = public_keys(())
         with ExitStack() as stack:
@@ -118,7 +123,7 @@ class ForeignKernels:
 
     def _read(self, database: Reader, target: str) -> None:
         current: dict[int, Kernel] = {}
-        for number, source in database.kernel_sources(target).items():
+        for number, source in database.kernel_sources(target, [tail for _, tail in self._kinds]).items():
             row = database.kernel(number)
             kernel = kernel_of(row)
             if kernel and row.library and source == rendering.source_digest(kernel):
@@ -129,6 +134,8 @@ class ForeignKernels:
         self._databases.append((database, current))
         devices = [device for device in database.devices() if device.target == target] if current else []
         for text in database.problem_texts() if devices else ():
+            if kind_of(text) not in self._kinds:
+                continue
             try:
                 problem = parse(text)
             except AutotuneError:  # an operator that this version does not have

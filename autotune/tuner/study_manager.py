@@ -12,7 +12,7 @@ from threading import Event
 from autotune.codegen import kernels_per_unit
 from autotune.core import NEVER, AutotuneError, Deadline, ceil_div, pareto_front, timeline
 from autotune.families import AnyFamily, Config, Kernel, Value, families, family, serving
-from autotune.ir import Problem, parse
+from autotune.ir import Problem, kind_of, parse
 from autotune.measure import Result, is_pruned
 from autotune.search import (
     KernelGroup,
@@ -308,21 +308,20 @@ class StudyManager:
 
     def _other_problems(self) -> dict[Problem, _Ranking]:
         """Return the kernels and times of problems outside the run that share a kind of kernel with one inside."""
-        searched, kinds = set(self._problems), {_kind(problem) for problem in self._problems}
+        searched, kinds = set(self._problems), {kind_of(str(problem)) for problem in self._problems}
         found: dict[Problem, _Ranking] = {}
         kernels = {row.id: kernel for kernel, row in self._builder.rows.items() if not row.error}
         for device in self._store.devices():
             for text in self._store.problem_texts() if device.target == self._options.target else []:
-                problem = _parsed(text)
-                if problem and _kind(problem) in kinds and problem not in searched:
+                problem = _parsed(text) if kind_of(text) in kinds else None
+                if problem and problem not in searched:
                     best: dict[Kernel, float] = {}
                     for row in self._store.ranking(device, text):
                         if row.kernel_id in kernels and row.median_us:
                             best.setdefault(kernels[row.kernel_id], row.median_us)
                     found.setdefault(problem, list(best.items()))
         for problem, times in (self._foreign.rankings if self._foreign else {}).items():
-            if _kind(problem) in kinds:
-                found.setdefault(problem, times)
+            found.setdefault(problem, times)
         return {problem: times for problem, times in found.items() if times}
 
     def _other_spaces(self, searched: Collection[str]) -> Iterator[KnownTimes]:
@@ -341,11 +340,6 @@ class StudyManager:
                 configs = [kernel.values for kernel, _ in times]
                 costs = [family(name).cost(problem, config, arch) for config in configs]
                 yield Space.ranked(problem, name, configs, costs), [(kernel.values, us) for kernel, us in times]
-
-
-def _kind(problem: Problem) -> tuple[type[Problem], str, str]:
-    """Return what problems must share to be solved by the same kernels."""
-    return type(problem), problem.dtype, str(problem.epilogue)
 
 
 def _parsed(text: str) -> Problem | None:

@@ -26,7 +26,7 @@ from autotune.ir.problem.fields import (
     field_types,
     tensor_dtype_name,
 )
-from autotune.ir.problem.registry import OPERATORS, is_built_in, parse, register
+from autotune.ir.problem.registry import OPERATORS, is_built_in, kind_of, parse, register
 
 __all__ = [
     "DTYPES",
@@ -44,6 +44,7 @@ __all__ = [
     "dtype_name",
     "field_types",
     "is_built_in",
+    "kind_of",
     "limit_us",
     "output_extent",
     "parse",

@@ -84,6 +84,15 @@ def parse(text: str) -> Problem:
     return cls(**values)  # type: ignore[arg-type]
 
 
+def kind_of(text: str) -> tuple[str, str]:
+    """Return what problems must share to be solved by the same kernels: operator, and dtype with epilogue.
+
+    Args:
+        text: The text of a problem, which may be of an operator that this version does not have.
+    """
+    return text.partition(" ")[0], text.partition(" dtype=")[2]
+
+
 def _read(kind: FieldType, word: str, text: str) -> object:
     try:
         return kind.read(word.partition("=")[2])

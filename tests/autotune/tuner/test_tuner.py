@@ -363,7 +363,7 @@ def test_a_new_problem_is_first_tried_with_the_kernels_that_were_fast_on_a_simil
 
 def test_kernels_of_another_database_are_copied_instead_of_compiled(tuned, worker, cpu, cpu_target, tmp_path):
     path = tmp_path / "own.db"
-    with ForeignKernels([tuned[0]], cpu_target) as foreign:
+    with ForeignKernels([tuned[0]], cpu_target, map(parse, LARGER)) as foreign:
         log = tune(path, worker, cpu, cpu_target, trials=TRIALS, problems=LARGER, foreign=foreign)
     assert (log.compiled_kernels, log.copied > 0) == (0, True)
     assert rows(path, f"SELECT count(DISTINCT config) FROM {KERNELS} WHERE family LIKE 'cpu_%' AND status = 'ok'") == [
@@ -416,7 +416,8 @@ def test_a_plan_of_another_database_or_batch_size_is_taken_over_and_its_kernels_
         alter(tmp_path / "first.db", "UPDATE device SET name = 'a CPU of the same target'")
         renew_digests(tmp_path / "first.db")
     path = tmp_path / ("first.db" if in_place else "second.db")
-    with ForeignKernels([] if in_place else [tmp_path / "first.db"], cpu_target) as foreign:
+    problems = [layer.problem for layer in second.all_layers]
+    with ForeignKernels([] if in_place else [tmp_path / "first.db"], cpu_target, problems) as foreign:
         _, tried = tuned_network(second, path, 1, foreign)
     of_second = [one for one in tried if one[0] in layers.values()]
     assert set(of_second[: len(ours)]) == ours
@@ -425,18 +426,25 @@ def test_a_plan_of_another_database_or_batch_size_is_taken_over_and_its_kernels_
 def test_kernels_of_another_text_are_not_taken(tuned, cpu_target, tmp_path):
     path = shutil.copy(tuned[0], tmp_path / "stale.db")
     alter(path, "UPDATE kernel SET source = 'older'")
-    with ForeignKernels([path], cpu_target) as foreign:
+    with ForeignKernels([path], cpu_target, map(parse, PROBLEMS)) as foreign:
         assert not foreign.kernels and not foreign.rankings
+
+
+def test_kernels_of_other_epilogues_and_problems_of_other_kinds_are_not_read(tuned, cpu_target):
+    alike = parse(PROBLEMS[1].replace("h=6 w=6", "h=40 w=40"))
+    with ForeignKernels([tuned[0]], cpu_target, [alike]) as foreign:
+        assert foreign.kernels and {str(kernel.epilogue) for kernel in foreign.kernels} == {"relu"}
+        assert set(map(str, foreign.rankings)) == set(PROBLEMS[1:])
 
 
 def test_a_database_that_others_can_write_is_refused(tuned, cpu_target, tmp_path):
     path = shutil.copy(tuned[0], tmp_path / "open.db")
     os.chmod(path, 0o666)
     with pytest.raises(DatabaseError, match="native code that would run with your rights"):
-        ForeignKernels([path], cpu_target)
+        ForeignKernels([path], cpu_target, map(parse, PROBLEMS))
 
 
 def test_with_trusted_keys_an_unsigned_database_is_refused(tuned, cpu_target, monkeypatch):
     monkeypatch.setenv("AUTOTUNE_TRUSTED_KEYS", base64.b64encode(bytes(32)).decode())
     with pytest.raises(DatabaseError, match="no valid signature by a key that you trust"):
-        ForeignKernels([tuned[0]], cpu_target)
+        ForeignKernels([tuned[0]], cpu_target, map(parse, PROBLEMS))
