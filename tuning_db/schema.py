@@ -7,6 +7,9 @@ from typing import Any
 from sqlalchemy import JSON, ForeignKey, Index, LargeBinary, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, deferred, mapped_column, relationship
 
+RATES = ("flops_per_us", "bytes_per_us")
+"""Columns of a device with the highest rates that were measured."""
+
 
 class Base(DeclarativeBase):
     """Base class of all tables."""

@@ -24,6 +24,7 @@ from tuning_db.errors import DatabaseError, explained
 from tuning_db.location import Location, is_address, is_remote
 from tuning_db.queries import WRITING, Queries
 from tuning_db.schema import (
+    RATES,
     Base,
     Claim,
     Device,
@@ -151,8 +152,21 @@ class Store(Queries):
     # -- writing ---------------------------------------------------------------------------------------------
 
     def put_device(self, name: str, target: str, **values: Any) -> Device:
-        """Return the device of a name; add it if it is new. values: flops_per_us, bytes_per_us, details."""
-        return self._find_or_add(Device, {"name": name}, {"target": target, **values})
+        """Return the device of a name; add it if it is new, else keep the higher rates.
+
+        Rates that were measured beside other work are too low.
+
+        Args:
+            name: Name of the device.
+            target: The newest code it runs.
+            values: flops_per_us, bytes_per_us, details.
+        """
+        with self.writing():
+            row = self._found_or_added(Device, {"name": name}, {"target": target, **values})
+            for rate in RATES:
+                if values[rate] > getattr(row, rate):
+                    setattr(row, rate, values[rate])
+        return row
 
     def put_environment(self, software: Mapping[str, Any]) -> Environment:
         """Return the row of the software in use; add it if it is new. Later measurements refer to it."""

@@ -127,6 +127,14 @@ def test_the_same_row_is_found_and_not_added(path):
         assert store.put_kernel(identity(source="1"), symbol="s").id != first.id
 
 
+def test_a_device_keeps_the_highest_rates_that_were_measured(path):
+    for flops, moved in ((4.0, 2.0), (3.0, 5.0)):  # the first beside other work that took the memory
+        with Store.create(path) as store:
+            store.put_device("a CPU", "x86-64", flops_per_us=flops, bytes_per_us=moved)
+    with Store.open(path) as store:
+        assert [(one.flops_per_us, one.bytes_per_us) for one in store.devices()] == [(4.0, 5.0)]
+
+
 def test_a_kernel_that_failed_to_compile_may_succeed_later(path):
     with Store.create(path) as store:
         failed = store.put_kernel(identity(), symbol="s", error="words")

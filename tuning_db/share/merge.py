@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from tuning_db.errors import DatabaseError
-from tuning_db.schema import Base
+from tuning_db.schema import RATES, Base
 from tuning_db.share.snapshot import (
     TABLES,
     Row,
@@ -99,7 +99,7 @@ class _Merge:
                     "one of the two names is wrong; nothing was merged"
                 )
             self._match_or_add("device", row, other)
-            higher = {name: row[name] for name in ("flops_per_us", "bytes_per_us") if other and row[name] > other[name]}
+            higher = {name: row[name] for name in RATES if other and row[name] > other[name]}
             if other and higher:
                 self._update("device", other["id"], higher)
 

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from tuning_db import remote
 from tuning_db.errors import DatabaseError
 from tuning_db.location import Location, is_address, is_remote
-from tuning_db.schema import Base, Device, KernelRow, Library
+from tuning_db.schema import RATES, Base, Device, KernelRow, Library
 from tuning_db.share.merge import merge_rows
 from tuning_db.share.plans_in_step import Plans, lacking, newest, put_last, remove, without_replaced
 from tuning_db.share.snapshot import TABLES, Snapshot, comparable_rows, read
@@ -165,5 +165,4 @@ def _lacks(own: Snapshot, others: Snapshot) -> bool:
         if Counter(comparable_rows(others, table)) - Counter(comparable_rows(own, table)):
             return True
     limits = {row["name"]: row for row in own["device"]}
-    names = ("flops_per_us", "bytes_per_us")
-    return any(row[name] > limits[row["name"]][name] for row in others["device"] for name in names)
+    return any(row[name] > limits[row["name"]][name] for row in others["device"] for name in RATES)
