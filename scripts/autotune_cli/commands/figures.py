@@ -21,7 +21,7 @@ def main(args: argparse.Namespace) -> int:
     if args.check:
         return _check(catalogue, console)
     if args.measure:
-        measure(catalogue, chosen, lambda line: console.print(line, markup=False))
+        measure(catalogue, chosen if args.only else [], lambda line: console.print(line, markup=False))
     elif args.update:
         _update(catalogue, console)
     else:

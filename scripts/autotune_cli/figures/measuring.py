@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.core import AutotuneError
+from autotune.measure import reason_names
 from autotune_cli.figures.catalogue import Catalogue, Group, put
 from autotune_cli.record import checkout
 
@@ -43,7 +44,7 @@ def measure(catalogue: Catalogue, groups: list[Group], tell: Callable[[str], Non
 
     Args:
         catalogue: The figures.
-        groups: The groups to measure.
+        groups: The groups to measure; empty for all that this GPU has.
         tell: Receives each line of the outcome.
 
     Raises:
@@ -51,7 +52,7 @@ def measure(catalogue: Catalogue, groups: list[Group], tell: Callable[[str], Non
     """
     if not checkout()["commit"] or checkout()["uncommitted_changes"]:
         raise AutotuneError("a record of uncommitted changes cannot be traced: commit them first")
-    for group in groups:
+    for group in groups or [one for one in catalogue.groups.values() if one.device == _gpu()[0]]:
         name, before = record_name(catalogue, group), _times(catalogue, group)
         for attempt in (1, 2):
             require_quiet(group.device, _gpu())
@@ -80,8 +81,8 @@ def require_quiet(device: str, state: list[str]) -> None:
         raise AutotuneError(f"these are figures of {device}; this is {name}: its figures get ids of their own")
     if float(percent) > BUSY_PERCENT:
         raise AutotuneError(f"the GPU is {percent} % busy with other work: wait until it ends")
-    if throttled := int(reasons, 16) & ~(IDLE | POWER_CAP):
-        raise AutotuneError(f"the GPU's clock is throttled (reasons {throttled:#x} of nvidia-smi): let it cool down")
+    if slowed := reason_names(int(reasons, 16) & ~(IDLE | POWER_CAP)):
+        raise AutotuneError(f"the GPU's clock is throttled ({', '.join(slowed)}): let it cool down, or reset the clock")
     if float(limit) < float(full):
         raise AutotuneError(f"the power limit is {limit} W instead of {full} W: nvidia-smi -pl sets it")
 
