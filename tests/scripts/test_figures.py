@@ -9,6 +9,7 @@ from databases import identity, put_device
 from repository import ROOT
 
 from autotune.core import AutotuneError
+from autotune_cli.commands import bench
 from autotune_cli.commands import figures as command_line
 from autotune_cli.figures import Catalogue, checks, faults, measuring, older_batches, put, record_name, updated
 from autotune_cli.figures.catalogue import _evaluated
@@ -166,6 +167,12 @@ def test_4_the_shipped_plan_is_another_than_the_one_that_ran(repository):
     assert found(repository) == []
     path.write_text(json.dumps(record | {"database": {"plans": plans | {"Net n=1 dtype=f16 aa": "other"}}}))
     assert found(repository) == [(4, "net.f16.n1")]
+
+
+def test_a_record_of_bench_has_the_digests_of_the_plans_of_its_database(repository):
+    path = repository / "tuning_db" / "nets_h200.db"
+    with Store.open(path) as store:
+        assert bench.entry(path)["plans"] == {plan.network: plan.digest for plan in store.plans()} != {}
 
 
 def test_4_a_figure_of_readme_has_no_plan_in_its_database(repository):

@@ -115,10 +115,6 @@ class Catalogue:
             self._records[name] = json.loads(path.read_text())
         return self._records[name]
 
-    def names(self) -> list[str]:
-        """Return the ids of all groups' own times."""
-        return [f"{group.id}.n{batch}" for group in self.groups.values() for batch in group.batches]
-
     def place(self, name: str) -> tuple[Group, int]:
         """Return the group and the batch size of an id; raises AutotuneError if there is no such figure."""
         found = _ID.fullmatch(name)
@@ -220,8 +216,8 @@ def _evaluated(formula: str, values: Callable[[str], list[float]]) -> float:
 
 def _number(node: ast.AST, formula: str) -> float:
     match node:
-        case ast.Constant(value=float() | int()):
-            return float(node.value)
+        case ast.Constant(value=float() | int() as value):
+            return float(value)
         case ast.BinOp() if type(node.op) in _OPERATORS:
             return _OPERATORS[type(node.op)](_number(node.left, formula), _number(node.right, formula))
         case ast.Call(func=ast.Name(id="geomean")):
