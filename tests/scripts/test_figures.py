@@ -317,7 +317,8 @@ def test_the_folder_of_records_stays_small():
 def test_the_command_lists_checks_and_updates(repository, monkeypatch, capsys):
     monkeypatch.setattr(command_line, "ROOT", repository)
     assert main(["figures", "--only", "net.f16.n8"]) == 0
-    assert "net.f16.n8  40.6  net" in capsys.readouterr().out
+    listed = capsys.readouterr().out
+    assert "net.f16.n8  40.6" in listed and "  net     nets_h200.db: Net n=8 dtype=f16 bb" in listed
     assert main(["figures", "--check"]) == 0
     change(repository / "README.md", "40.6<", "41.6<")
     assert main(["figures", "--check"]) == 1

@@ -7,7 +7,6 @@ from collections import Counter
 from datetime import UTC, datetime
 
 from rich.console import Console
-from rich.table import Table
 
 from autotune_cli.figures import FAULTS, Catalogue, Group, faults, measure, older_batches, pages, put, updated
 from autotune_cli.record import ROOT
@@ -25,7 +24,7 @@ def main(args: argparse.Namespace) -> int:
     elif args.update:
         _update(catalogue, console)
     else:
-        console.print(_listing(catalogue, chosen))
+        console.print(_listing(catalogue, chosen), markup=False)
     return 0
 
 
@@ -60,10 +59,9 @@ def _check(catalogue: Catalogue, console: Console) -> int:
     return 1 if found else 0
 
 
-def _listing(catalogue: Catalogue, groups: list[Group]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for heading in ("figure", "us", "record", "days old", "plan"):
-        table.add_column(heading, justify="right" if heading in ("us", "days old") else "left", no_wrap=True)
+def _listing(catalogue: Catalogue, groups: list[Group]) -> str:
+    """Return a line for each figure: its id, time, record, the record's age and the plan, in aligned columns."""
+    rows = [("figure", "us", "days old", "record", "plan")]
     today = datetime.now(UTC)
     for group in groups:
         for batch in group.batches:
@@ -71,6 +69,7 @@ def _listing(catalogue: Catalogue, groups: list[Group]) -> Table:
             record, _ = catalogue.source(group, batch)
             date = catalogue.record(record).get("date")
             age = f"{(today - datetime.fromisoformat(date)).days}" if date else ""
-            plan = f"{group.database}: {group.key(batch)}" if group.plan and group.batches[batch] else group.database
-            table.add_row(name, catalogue.text(name), record, age, plan)
-    return table
+            plan = f"{group.database}: {group.key(batch)}" if group.plan else group.database
+            rows.append((name, catalogue.text(name), age, record, plan))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
