@@ -1,5 +1,5 @@
 # make tune: tune the default network on this machine's CPU.   make test: run the tests.
-# make check: lint, format, types, imports, docs.   make docs: build the site.   make clean: remove what was built.
+# make check: lint, format, types, imports, figures, docs.   make docs: build the site.   make clean: remove what was built.
 # make sanitize: run the C++ of engine and kernels under sanitizers.
 
 PYTHON ?= python3
@@ -30,6 +30,7 @@ check: $(READY)
 	$(BIN)/clang-format --dry-run -Werror $(CPP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m autotune_cli figures --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 docs: $(READY)

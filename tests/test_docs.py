@@ -114,6 +114,10 @@ def test_the_ways_of_the_architecture_name_files_that_exist():
     assert len(rows) > 20 and named > 100
 
 
+def test_the_readme_is_read_in_five_minutes():
+    assert len((ROOT / "README.md").read_text().splitlines()) < 120
+
+
 EXPERIMENTS = sorted((ROOT / "docs" / "experiments").glob("*.md"))
 
 

@@ -4,7 +4,7 @@ from autotune.core.process_tree import ChildProcess, Ended, accept
 from autotune.measure.candidate_bench import SLOW_FACTOR, CandidateBench, DeviceLostError, is_pruned
 from autotune.measure.cold_cache import RotatingBuffers, copies_of, flush
 from autotune.measure.protocol import TRIAL_STEPS, LayerAssignment, Result, median_interval, timed
-from autotune.measure.resources import Monitor
+from autotune.measure.resources import Monitor, reason_names
 from autotune.measure.timers import (
     BUFFERS,
     THROTTLED,
@@ -54,6 +54,7 @@ __all__ = [
     "interleave",
     "is_pruned",
     "median_interval",
+    "reason_names",
     "replay_sampler",
     "sampler",
     "shuffled_rounds",

@@ -109,7 +109,7 @@ def main(arguments: argparse.Namespace) -> int:
     for name in arguments.only:
         require_one_of("network", name, list(NETWORKS))
     device = torch_device(arguments.device)
-    about = provenance(device)
+    about = provenance(device, arguments.out)
     path = arguments.out or Path(f"networks-{slug(about['machine']['device'])}.json")
     known = read(path)["networks"] if path.is_file() else {}
     record: dict[str, Any] = {**about, "method": METHOD, "budget": arguments.budget, "networks": known}

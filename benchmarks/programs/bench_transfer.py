@@ -112,7 +112,7 @@ def _finish(
         f"speedup of the last plan over the one from nothing: {ratio.median:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
     )
     record: dict[str, Any] = {
-        **provenance(device),
+        **provenance(device, arguments.out),
         "arguments": {
             "first": arguments.first,
             "second": arguments.second,

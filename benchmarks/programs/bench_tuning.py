@@ -159,7 +159,7 @@ def main(args: argparse.Namespace) -> int:
     Console().print(table)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     record: dict[str, Any] = {
-        **provenance(device),
+        **provenance(device, args.out),
         "options": options,
         "built": args.built,
         "seconds": seconds,

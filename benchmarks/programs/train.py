@@ -89,7 +89,7 @@ def main(arguments: argparse.Namespace) -> None:
         raise AutotuneError(f"there is no tuning database '{arguments.db}': run `autotune tune --train` first")
     device = torch_device(arguments.device)
     dtype = arguments.dtype or ("f16" if device.type == "cuda" else "f32")
-    about = provenance(device)
+    about = provenance(device, arguments.out)
     path = arguments.out or Path(f"train-se_resnet9_fixup-{slug(about['machine']['device'])}-{dtype}.json")
     options = ("steps", "batch", "images", "seeds")
     record = {

@@ -33,6 +33,7 @@ COMMANDS = {
         "accuracy": "measure the accuracy of each precision",
         "profile": "list operators and kernels below each module",
         "algorithms": "list and time cuDNN's convolution algorithms",
+        "figures": "list, check and measure the figures of README and docs",
     },
 }
 """Heading -> subcommand -> line of `autotune --help`."""

@@ -13,25 +13,34 @@ from typing import Any
 
 import torch
 
-from autotune.core import cpu_name, in_one_line
+from autotune.core import AutotuneError, cpu_name, in_one_line
 from autotune.core.paths import version
 
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout, if this file is in one."""
 
 
-def provenance(device: torch.device) -> dict[str, Any]:
+def provenance(device: torch.device, out: Path | None = None) -> dict[str, Any]:
     """Return the first entries of a record: schema, date, commit and machine.
 
     "commit" is the commit of the checkout that measures, None outside of one; "uncommitted_changes" tells whether
-    tracked files other than records differ from it. A record made with such changes gets "recorded_in" when they are
-    committed: the commit that holds them. Records of before these entries have only "recorded_in", the commit that
-    added them.
+    tracked files other than records differ from it. Older records have "recorded_in": the commit that holds these
+    changes, or the one that added the record.
+
+    Args:
+        device: What is measured.
+        out: Where the record goes, if that was asked for.
+
+    Raises:
+        AutotuneError: `out` is in benchmarks/ of a checkout with uncommitted changes.
     """
+    made_by = checkout()
+    if out and made_by["uncommitted_changes"] and out.resolve().is_relative_to(ROOT / "benchmarks"):
+        raise AutotuneError(f"{out} would be a record of uncommitted changes: commit them first, or give another --out")
     return {
         "schema": 1,
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        **checkout(),
+        **made_by,
         "machine": machine(device),
     }
 

@@ -1,4 +1,4 @@
-"""The generated parts of the pages in docs/reference: operators, epilogue steps, families, options, tables.
+"""The generated parts of the pages in docs/reference: operators, steps, families, options, tables, figures.
 
 docs/site_hooks.py puts them between the markers of each page when the site is built; pages in git have a note there.
 `python -m autotune_cli.reference_pages docs/reference/families.md` prints one page with its generated parts.
@@ -23,7 +23,9 @@ from autotune.families import PERMISSIONS, AnyFamily, Parameter, Value, families
 from autotune.ir import DTYPES, OPERATORS, Problem
 from autotune.ir.epilogue_steps import STEPS
 from autotune.ir.problem import FieldType, field_types
+from autotune_cli.figures import Catalogue, Group, command, record_name
 from autotune_cli.main import COMMANDS, options_module
+from autotune_cli.record import ROOT
 from tuning_db.location import SCHEMA_VERSION
 from tuning_db.schema import Base
 
@@ -232,6 +234,36 @@ def _unique(table: sa.FromClause) -> list[list[str]]:
     return [names for names in found if len(names) > 1]
 
 
+# -- figures.md --------------------------------------------------------------------------------------------------------
+
+
+def _figures() -> str:
+    """Return a table of the groups of figures, the commands that measure them, the debts and the formulas."""
+    catalogue = Catalogue.read(ROOT)
+    groups = [*catalogue.groups.values()]
+    rows = [
+        (f"`{group.id}`", *_stands_on(group), ", ".join(f"`{name}.json`" for name in group.record)) for group in groups
+    ]
+    commands = "".join(f"# {group.id}\n{command(group, record_name(catalogue, group))}\n" for group in groups)
+    debts = [(f"`{name}`", f"{number}", _plain(reason)) for (number, name), reason in sorted(catalogue.debts.items())]
+    formulas = [(f"`{name}`", f"`{formula}`") for name, (formula, _) in catalogue.formulas.items()]
+    return "\n".join(
+        [
+            _table(["group", "device", "batches", "database and plan", "record"], rows),
+            f"### Commands\n\n```sh\n{commands}```\n",
+            f"### Debts\n\n{_table(['figure or record', 'fault', 'reason'], debts)}",
+            f"### Formulas\n\n{_table(['id', 'formula'], formulas)}",
+        ]
+    )
+
+
+def _stands_on(group: Group) -> tuple[str, str, str]:
+    """Return the device, the batch sizes and the database of a group; a batch in * has kernels of older templates."""
+    batches = ", ".join(f"{batch}*" if batch in group.older else f"{batch}" for batch in group.batches)
+    database = f"`{group.database}`" + (f": `{group.plan}`" if group.plan else ", no plan")
+    return group.device, _plain(batches), database if group.database else "tuned in the run"
+
+
 _PARTS = {
     "operators": _operators,
     "steps": _steps,
@@ -239,6 +271,7 @@ _PARTS = {
     "parameters": _parameters,
     "commands": _commands,
     "tables": _tables,
+    "figures": _figures,
 }
 """Name in the markers -> what returns the part."""
 

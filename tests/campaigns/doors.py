@@ -85,7 +85,7 @@ def main(args: argparse.Namespace) -> int:
     model = models.load(args.model, args.input, None)
     plain = argparse.Namespace(train=False, amp=False, db="", precision=None)
     case = AnyRank(**vars(make_case(model, plain, args.batch, device, DTYPES[dtype])))
-    about = provenance(device)  # before the run: a commit that is made meanwhile is not what ran
+    about = provenance(device, args.out)  # before the run: a commit that is made meanwhile is not what ran
     with _folder(args.keep) as folder:
         outcomes = measure(Subject(args.model, case, args.budget), args.doors, args.seconds, folder)
     short = {door: shortfalls(outcomes, door, args.budget) for door in args.doors}

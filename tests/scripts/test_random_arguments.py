@@ -59,6 +59,7 @@ ENDS = {
     "accuracy": ["--model", "no.py:f"],
     "profile": ["--from", "text.db"],
     "algorithms": [],
+    "figures": ["--only", "nofigure"],
 }
 
 PROGRAMS = {

@@ -9,6 +9,7 @@ import torch
 from record_index import INDEX, index
 from repository import ROOT
 
+from autotune.core import AutotuneError
 from autotune_cli.record import provenance
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -65,6 +66,10 @@ def test_a_new_record_names_the_commit_and_uncommitted_changes(tmp_path, monkeyp
     (tmp_path / "benchmarks" / "old.json").write_text("{1}\n")
     assert provenance(torch.device("cpu"))["uncommitted_changes"] is False, "a record is no change of the program"
     (tmp_path / "pyproject.toml").write_text("[other]\n")
+    record = tmp_path / "benchmarks" / "new.json"
+    with pytest.raises(AutotuneError, match="uncommitted changes"):
+        provenance(torch.device("cpu"), record)
+    assert clean["commit"] == provenance(torch.device("cpu"), tmp_path / "generated" / "new.json")["commit"]
     changed = provenance(torch.device("cpu"))
     assert changed["uncommitted_changes"] is True and changed["commit"] == clean["commit"]
     assert changed["machine"]["device"] and changed["date"].endswith("Z")

@@ -23,6 +23,7 @@ GENERATED = {
     "families.md": "output pixels of a tile",
     "options.md": "`--batch N[,N]`",
     "database.md": "SHA-256 of the uncompressed binary",
+    "figures.md": "networks_h200.db",
 }
 """Page of docs/reference -> a text that only its generated parts have."""
 NOTE = "The built site lists"

@@ -9,7 +9,7 @@ RECORDS = ROOT / "benchmarks"
 INDEX = RECORDS / "README.md"
 READ = {
     "layers": ("the sets of `autotune bench-layers`", "../scripts/autotune_cli/layers/layer_sets.py"),
-    "models": ("a network of the experiments", "../docs/experiments/residual-blocks.md"),
+    "models": ("a network that a record names", "../docs/results.md#networks-that-no-database-knows"),
 }
 """Folder -> what its files are for, and what names them."""
 HEAD = """# Records

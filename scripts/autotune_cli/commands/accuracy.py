@@ -95,7 +95,7 @@ def main(arguments: argparse.Namespace) -> None:
     case = random_case(arguments, device) if arguments.model else trained_case(arguments, device)
     expected = outputs(case.module, case.batches)
     record = {
-        **provenance(device),
+        **provenance(device, arguments.out),
         "method": METHOD,
         "model": arguments.model or "ResNet-18 of scripts/autotune_cli/synthetic_dataset.py",
         "database": Path(arguments.db).name if arguments.db else None,

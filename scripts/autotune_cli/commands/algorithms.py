@@ -62,7 +62,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         )
     device = torch.device("cuda:0")
     record: dict[str, Any] = {
-        **provenance(device),
+        **provenance(device, args.out),
         "cudnn": torch.backends.cudnn.version(),
         "memory_format": "contiguous" if args.nchw else "channels_last",
         "method": METHOD,

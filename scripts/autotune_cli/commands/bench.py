@@ -50,7 +50,7 @@ from autotune_cli.training_steps import STEPS, gradients
 from autotune_cli.training_steps import eager as eager_step
 from fused_resnet.networks import se_resnet9_fixup
 from fused_resnet.precisions import FP8, INT8
-from tuning_db import location
+from tuning_db import Store, location
 
 TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 4e-2, torch.float32: 5e-3}  # f32 may mean TF32 on a GPU
 AS_TORCH = 2.0
@@ -119,7 +119,7 @@ def main(arguments: argparse.Namespace) -> None:
     torch.backends.cudnn.benchmark = True
 
     record: dict[str, Any] = {
-        **provenance(device),
+        **provenance(device, arguments.out),
         "arguments": {key: value for key, value in vars(arguments).items() if key not in PLACES}
         | {"dtype": dtype, "device": device.type, "variants": [variant.name for variant in chosen]},
         "database": database,
@@ -171,7 +171,7 @@ def pick_variants(arguments: argparse.Namespace, device: torch.device) -> list[V
     return chosen
 
 
-def pick_database(arguments: argparse.Namespace, chosen: Iterable[Variant]) -> dict[str, str] | None:
+def pick_database(arguments: argparse.Namespace, chosen: Iterable[Variant]) -> dict[str, Any] | None:
     """Return the database's entry in the record; None if no variant needs a database."""
     if all(variant.name != "fused" for variant in chosen):
         return None
@@ -180,10 +180,12 @@ def pick_database(arguments: argparse.Namespace, chosen: Iterable[Variant]) -> d
     return entry(Path(arguments.db))
 
 
-def entry(path: Path) -> dict[str, str]:
-    """Return the entry of a database in a record; raises DatabaseError if the file is none."""
+def entry(path: Path) -> dict[str, Any]:
+    """Return the entry of a database in a record, with the digests of its plans; raises DatabaseError if it is none."""
     location.check(path)
-    return {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    with Store.open(path) as store:
+        plans = {plan.network: plan.digest for plan in store.plans()}
+    return {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "plans": plans}
 
 
 def make_case(

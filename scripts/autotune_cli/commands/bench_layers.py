@@ -55,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
     device = torch.device("cuda:0")
     place = args.out or Path(f"layers-{path.stem}-{slug(device_name(device))}.json")
     record: dict[str, Any] = {
-        **provenance(device),
+        **provenance(device, args.out),
         "cudnn": cudnn_versions(device),
         "database": {"file": args.db.name, "sha256": hashlib.sha256(args.db.read_bytes()).hexdigest()},
         "arguments": {"layers": path.stem, "only": args.only, "rounds": args.rounds},

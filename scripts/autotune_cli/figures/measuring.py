@@ -1,0 +1,113 @@
+"""Measures groups of figures on a GPU: all batch sizes and variants of a group in one run, into one record."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from autotune.core import AutotuneError
+from autotune.measure import reason_names
+from autotune_cli.figures.catalogue import Catalogue, Group, put
+from autotune_cli.record import checkout
+
+IDLE, POWER_CAP = 0x1, 0x4
+"""Bits of nvidia-smi's reasons for a low clock that an idle GPU, or one at its full power limit, may have."""
+BUSY_PERCENT = 5
+"""Utilization above which other work is on the GPU, although nvidia-smi may not see its process from a container."""
+_QUERY = "name,utilization.gpu,clocks_throttle_reasons.active,power.limit,power.default_limit"
+
+
+def record_name(catalogue: Catalogue, group: Group) -> str:
+    """Return the name of the one record that a run of a group writes: that of the group if it has none of its own."""
+    others = {name for other in catalogue.groups.values() if other.id != group.id for name in other.record}
+    return group.record[0] if len(group.record) == 1 and group.record[0] not in others else group.id
+
+
+def command(group: Group, record: str) -> str:
+    """Return the command line that measures a group into a record of this name."""
+    path = f"benchmarks/{record}.json"
+    if group.program:
+        return group.program.format(record=path)
+    words = [f"autotune bench --model {group.network} --batch {','.join(map(str, group.batches))}", group.options]
+    words += [f"--db tuning_db/{group.database}"] if group.database else []
+    return " ".join([*filter(None, words), f"--only {','.join((*group.variants, 'fused'))} --out {path}"])
+
+
+def measure(catalogue: Catalogue, groups: list[Group], tell: Callable[[str], None]) -> None:
+    """Measure groups, and write the record of each.
+
+    A figure that differs by more than its group's tolerance from the record before is measured once more.
+
+    Args:
+        catalogue: The figures.
+        groups: The groups to measure; empty for all that this GPU has.
+        tell: Receives each line of the outcome.
+
+    Raises:
+        AutotuneError: The checkout has uncommitted changes, the GPU is another one, busy or throttled, or a run failed.
+    """
+    if not checkout()["commit"] or checkout()["uncommitted_changes"]:
+        raise AutotuneError("a record of uncommitted changes cannot be traced: commit them first")
+    for group in groups or [one for one in catalogue.groups.values() if one.device == _gpu()[0]]:
+        name, before = record_name(catalogue, group), _times(catalogue, group)
+        for attempt in (1, 2):
+            require_quiet(group.device, _gpu())
+            _run(catalogue.root, command(group, name))
+            now = _times(replace(catalogue, _records={}), replace(group, record=(name,)))
+            moved = [one for one in before if abs(now[one] / before[one] - 1) > group.tolerance]
+            for one in moved:
+                again = " again" if attempt == 2 else ""
+                change = f"{before[one]:.1f} -> {now[one]:.1f} us ({now[one] / before[one] - 1:+.1%})"
+                tell(f"{one}: {change}, more than {group.tolerance:.0%}{again}")
+            if not moved:
+                break
+        put(catalogue.root, group.id, "record", f'"{name}"')
+        tell(f"benchmarks/{name}.json is new: autotune figures --update writes its figures into the pages")
+
+
+def require_quiet(device: str, state: list[str]) -> None:
+    """Raise AutotuneError unless a GPU is the named one, idle, unthrottled and at its full power limit.
+
+    Args:
+        device: The name that it should have.
+        state: The answers to _QUERY.
+    """
+    name, percent, reasons, limit, full = state
+    if name != device:
+        raise AutotuneError(f"these are figures of {device}; this is {name}: its figures get ids of their own")
+    if float(percent) > BUSY_PERCENT:
+        raise AutotuneError(f"the GPU is {percent} % busy with other work: wait until it ends")
+    if slowed := reason_names(int(reasons, 16) & ~(IDLE | POWER_CAP)):
+        raise AutotuneError(f"the GPU's clock is throttled ({', '.join(slowed)}): let it cool down, or reset the clock")
+    if float(limit) < float(full):
+        raise AutotuneError(f"the power limit is {limit} W instead of {full} W: nvidia-smi -pl sets it")
+
+
+def _gpu() -> list[str]:
+    """Return the answers of nvidia-smi for the GPU that torch calls cuda:0."""
+    number = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0] or "0"
+    words = ["nvidia-smi", "-i", number, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise AutotuneError("nvidia-smi does not answer: figures are measured on an NVIDIA GPU") from error
+    return [word.strip() for word in done.stdout.strip().split(",")]
+
+
+def _run(root: Path, line: str) -> None:
+    words = line.split()
+    words = [sys.executable, *(["-m", "autotune_cli", *words[1:]] if words[0] == "autotune" else words[1:])]
+    if subprocess.run(words, cwd=root, check=False).returncode:
+        raise AutotuneError(f"'{line}' failed: its reason stands above")
+
+
+def _times(catalogue: Catalogue, group: Group) -> dict[str, float]:
+    """Return the times of a group's records in microseconds, by their ids."""
+    catalogue = replace(catalogue, groups={group.id: group})
+    ends = ("", *(f".{variant}" for variant in group.variants))
+    names = [f"{group.id}.n{batch}{end}" for batch in group.batches for end in ends]
+    return {name: catalogue.value(name) for name in names}
