@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -167,27 +168,42 @@ def check_plan(
         return PlanCheck(FAILED, in_one_line(error))
 
 
+class _Walk(NamedTuple):
+    """A run of the layers' references, one after the other.
+
+    Attributes:
+        exact: The results.
+        rounded: The results if each layer rounds its own to its dtype.
+        faults: The layers that are wrong alone on the rounded values.
+    """
+
+    exact: list[torch.Tensor]
+    rounded: list[torch.Tensor]
+    faults: tuple[LayerFault, ...]
+
+
 def _checked(plan: NetworkPlan, state: State, inputs: Sequence[torch.Tensor], given: Reference | None) -> PlanCheck:
     results, repeats = _run_twice(plan, inputs)
-    faults: tuple[LayerFault, ...] | None = None
-    expected, eager = (given.results, given.eager_error) if given else (None, None)
-    if expected is None or eager is None:
-        exact, rounded, faults = _walk(plan, state, inputs)
-        expected = expected or exact
-        eager = relative_error(rounded, expected)
-    if not all(bool(torch.isfinite(one).all()) for one in expected) or not math.isfinite(eager):
-        wanted = "give a model with trained weights" if given else "give --model, or another --seed"
-        return PlanCheck(NOT_CHECKED, f"the values of the reference are not finite in this dtype: {wanted}")
-    error = relative_error(results, expected)
-    is_right = error <= ERROR_FACTOR * eager + _floor(plan.bound) and repeats
-    if is_right and not faults:
+    eager = given.eager_error if given else None
+    walk = _walk(plan, state, inputs) if eager is None else None
+    expected = given.results if given else walk.exact if walk else []
+    eager = relative_error(walk.rounded, expected) if walk else eager or 0.0
+    if not (math.isfinite(eager) and all(bool(torch.isfinite(one).all()) for one in expected)):
+        wanted = "a model with trained weights" if given else "--model, or another --seed"
+        return PlanCheck(NOT_CHECKED, f"the values of the reference are not finite in this dtype: give {wanted}")
+    error, allowed = relative_error(results, expected), ERROR_FACTOR * eager + _floor(plan.bound)
+    if error <= allowed and repeats and not (walk and walk.faults):
         return PlanCheck(RIGHT, "", error, eager)
-    faults = _walk(plan, state, inputs)[2] if faults is None else faults
-    if faults:
-        more = f", and {len(faults) - 1} more layers" if len(faults) > 1 else ""
-        return PlanCheck(WRONG, f"{faults[0]}{more}", error, eager, faults)
-    first = "the result is wrong" if repeats else "two runs give different results"
-    return PlanCheck(WRONG, f"{first}, and each layer alone is right: order or memory plan", error, eager)
+    walk = walk or _walk(plan, state, inputs)
+    if walk.faults:
+        more = f", and {len(walk.faults) - 1} more layers" if len(walk.faults) > 1 else ""
+        reason = f"{walk.faults[0]}{more}"
+    elif relative_error(walk.rounded, expected) > allowed:
+        reason = "the layers of the plan compute something else than the model: a fusion or the capture is at fault"
+    else:
+        first = "the result is wrong" if repeats else "two runs give different results"
+        reason = f"{first}, and each layer alone is right: order or memory plan"
+    return PlanCheck(WRONG, reason, error, eager, walk.faults)
 
 
 def _run_twice(plan: NetworkPlan, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
@@ -205,14 +221,8 @@ def _run_twice(plan: NetworkPlan, inputs: Sequence[torch.Tensor]) -> tuple[list[
     return runs[0], same or not plan.native
 
 
-def _walk(
-    plan: NetworkPlan, state: State, inputs: Sequence[torch.Tensor]
-) -> tuple[list[torch.Tensor], list[torch.Tensor], tuple[LayerFault, ...]]:
-    """Run the references of the layers one after the other, and each layer alone.
-
-    Returns:
-        The exact results; those of values that are rounded to the layers' dtypes; the layers that are wrong alone.
-    """
+def _walk(plan: NetworkPlan, state: State, inputs: Sequence[torch.Tensor]) -> _Walk:
+    """Run the references of the layers one after the other, exactly and rounded, and each layer alone."""
     layers, precise, faults = [item.layer for item in plan.bound], _precision(plan.bound), list[LayerFault]()
     exact, rounded = LayerRun(layers, state, *inputs), LayerRun(layers, state, *inputs)
     results: tuple[Operands, Operands] = {}, {}
@@ -228,7 +238,7 @@ def _walk(
         ):  # a later layer may read a result, which drops it
             found |= {name: value for name, value in run.values.items() if is_output(name)}
     first, second = (_in_torch_order(plan.network, found) for found in results)
-    return first, second, tuple(faults)
+    return _Walk(first, second, tuple(faults))
 
 
 def _storing(problem: Problem, exact: Operands) -> Callable[[Layer, str, torch.Tensor], torch.Tensor]:
