@@ -18,6 +18,7 @@ from autotune.core import LayerError, in_one_line
 from autotune.ir import (
     BYTE_FORMATS,
     TENSOR_DTYPES,
+    ConstantExpr,
     ConstantSource,
     Layer,
     Network,
@@ -117,26 +118,36 @@ def seeded_state(network: Network, device: torch.device, seed: int) -> dict[Cons
     """Return random values of all constants of a network, which keep the variance of activations near one.
 
     Weights are divided by the square root of their fan-in, and multiplied by that of 2 before a ReLU; factors of a step
-    `scale` are near 1. Each constant has a value of its own, also where it is computed from parameters that others use.
-    So the layers of an alternative do not compute what those compute that it replaces: only a model can tell that.
+    `scale` are near 1. Constants that depend on no parameter keep their values. Each other one has a value of its own,
+    also where it is computed from parameters that others use. So the layers of an alternative do not compute what those
+    compute that it replaces: only a model can tell that.
     """
-    generator = torch.Generator(device).manual_seed(seed)
+    generator, of_scalars = torch.Generator(device).manual_seed(seed), torch.Generator().manual_seed(seed)
     state: dict[ConstantSource, torch.Tensor] = {}
     for layer in network.without_whole.all_layers:
         chain = layer.problem.epilogue
         factors = {step.arguments[0].name for step in chain.steps if step.name == "scale"}
         gain = math.sqrt(2.0) if _RELUS.intersection(chain.names) else 1.0
         for operand in layer.problem.operands():
-            if operand.name not in layer.weights or layer.weights[operand.name] in state:
+            source = layer.weights.get(operand.name)
+            if source is None or source in state or _is_literal(source):
                 continue
             value = random_tensor(operand, generator)
             if operand.role == "weight" and value.is_floating_point():
                 value = value * gain
             elif operand.role == "vector" and not operand.positive:
                 value = value * _BIAS_SCALE + (operand.name in factors)
-            state[layer.weights[operand.name]] = value
-        state |= {source: torch.full((1,), 0.5) for source in layer.scalars if source not in state}
+            state[source] = value
+        own = torch.empty(layer.problem.scalars).uniform_(0.25, 1.0, generator=of_scalars).tolist()
+        drawn = zip(layer.scalars, (*own, *chain.random_scalars(of_scalars)), strict=True)
+        known = {source: torch.tensor(value) for source, value in drawn if not _is_literal(source)}
+        state = known | state
     return state
+
+
+def _is_literal(source: ConstantSource) -> bool:
+    """Return whether a constant depends on no parameter."""
+    return isinstance(source, ConstantExpr) and all(map(_is_literal, source.sources))
 
 
 def seeded_inputs(network: Network, device: torch.device, seed: int) -> list[torch.Tensor]:
@@ -160,8 +171,10 @@ def check_plan(
         given: What the model computes.
     """
     try:
-        with torch.no_grad(), full_float32():
-            return _checked(plan, state, inputs, given)
+        with torch.no_grad():
+            results, repeats = _run_twice(plan, inputs)
+            with full_float32():
+                return _compared(plan, state, inputs, given, results, repeats)
     except LayerError as error:
         return PlanCheck(FAILED, str(error))
     except Exception as error:  # a kernel may end a run by any error of torch or of the driver
@@ -182,8 +195,15 @@ class _Walk(NamedTuple):
     faults: tuple[LayerFault, ...]
 
 
-def _checked(plan: NetworkPlan, state: State, inputs: Sequence[torch.Tensor], given: Reference | None) -> PlanCheck:
-    results, repeats = _run_twice(plan, inputs)
+def _compared(
+    plan: NetworkPlan,
+    state: State,
+    inputs: Sequence[torch.Tensor],
+    given: Reference | None,
+    results: Sequence[torch.Tensor],
+    repeats: bool,
+) -> PlanCheck:
+    """Do `check_plan` with the results of the plan; repeats: whether both runs gave the same bits."""
     eager = given.eager_error if given else None
     walk = _walk(plan, state, inputs) if eager is None else None
     expected = given.results if given else walk.exact if walk else []
@@ -225,7 +245,7 @@ def _walk(plan: NetworkPlan, state: State, inputs: Sequence[torch.Tensor]) -> _W
     """Run the references of the layers one after the other, exactly and rounded, and each layer alone."""
     layers, precise, faults = [item.layer for item in plan.bound], _precision(plan.bound), list[LayerFault]()
     exact, rounded = LayerRun(layers, state, *inputs), LayerRun(layers, state, *inputs)
-    results: tuple[Operands, Operands] = {}, {}
+    results, rounded_results = Operands(), Operands()
     for item in plan.bound:
         layer, problem, values = item.layer, item.layer.problem, Operands()
         exact.finish(layer, _in(precise, problem, exact.operands(layer)))
@@ -233,11 +253,12 @@ def _walk(plan: NetworkPlan, state: State, inputs: Sequence[torch.Tensor]) -> _W
         rounded.finish(layer, _in(precise, problem, _factors(problem, given)), _storing(problem, values))
         if not isinstance(problem, TorchCall) and (fault := _fault_alone(item, state, plan.device, given, values)):
             faults.append(LayerFault(item, fault))
-        for run, found in zip(
-            (exact, rounded), results, strict=True
-        ):  # a later layer may read a result, which drops it
+        for run, found in (
+            (exact, results),
+            (rounded, rounded_results),
+        ):  # a result that a later layer reads is dropped
             found |= {name: value for name, value in run.values.items() if is_output(name)}
-    first, second = (_in_torch_order(plan.network, found) for found in results)
+    first, second = (_in_torch_order(plan.network, found) for found in (results, rounded_results))
     return _Walk(first, second, tuple(faults))
 
 

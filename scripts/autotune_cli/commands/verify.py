@@ -206,14 +206,10 @@ def verdict(store: Database, row: Device, key: str, subject: Subject, rounds: in
 
 def _replaced(store: Database, recorded: Plan, plan: NetworkPlan) -> Iterator[str]:
     """Yield the layers that do not run on the candidate of the recorded plan, such as one that cuDNN refuses."""
-    planned = {choice["layer"]: choice for choice in recorded.choices}
-    for item in plan.bound:
-        choice = planned.get(item.layer.name)
-        if (
-            choice is None
-            or candidate(store, store.kernel(choice["kernel"]), choice["launch"]) != item.choice.candidate
-        ):
-            yield item.layer.name
+    for one in recorded.choices:
+        planned = candidate(store, store.kernel(one["kernel"]), one["launch"])
+        if not any(item.layer.name == one["layer"] and item.choice.candidate == planned for item in plan.bound):
+            yield one["layer"]
 
 
 def keep(digest: str | None, found: Verdict, device: torch.device, seed: int) -> None:
