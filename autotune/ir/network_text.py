@@ -53,7 +53,7 @@ def read(text: str) -> Network:
             Alternative(name, tuple(replaces), _layers(layers)) for name, replaces, layers in value["alternatives"]
         )
         identity = NetworkKey.parse(value["key"])
-        return Network(identity, _layers(value["layers"]), inputs, results, alternatives, value["kept"])
+        return Network(identity, _layers(value["layers"]), inputs, results, alternatives, dict(value["kept"]))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, ProblemError):
             raise
