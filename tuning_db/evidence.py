@@ -128,7 +128,8 @@ def quarantined() -> Mapping[str, frozenset[Wrong]]:
 
 def kernel_digest(kernel: protocols.Kernel, launch: Mapping[str, int]) -> str:
     """Return the digest by which a kernel of a database with launch values is quarantined."""
-    return candidate(kernel.family, kernel.config, kernel.symbol, kernel.library and kernel.library.digest, launch)
+    binary = kernel.library.digest if kernel.library else None
+    return candidate(kernel.family, kernel.config, kernel.symbol, binary, launch)
 
 
 @lru_cache(maxsize=4)

@@ -115,7 +115,8 @@ class Candidate:
     @property
     def digest(self) -> str:
         """The digest by which tuning_db/evidence.py knows a kernel with its launch values."""
-        return candidate_digest(self.family, self.config, self.symbol, self.binary and self.binary.digest, self.launch)
+        binary = self.binary.digest if self.binary else None
+        return candidate_digest(self.family, self.config, self.symbol, binary, self.launch)
 
     def __str__(self) -> str:
         if self.kind == cudnn_names.KIND:

@@ -31,7 +31,7 @@ from autotune.measure import (
     time_plan,
     why_not_comparable,
 )
-from autotune.runtime import NetworkPlan, candidate
+from autotune.runtime import CANDIDATES, NetworkPlan, candidate
 from autotune_cli import models
 from autotune_cli.command_line import torch_device
 from fused_resnet.call import module_state
@@ -163,25 +163,49 @@ def _reference(model: models.Model, network: Network, x: torch.Tensor, precision
 # -- the verdict -------------------------------------------------------------------------------------------------------
 
 
-def verdict(store: Database, row: Device, key: str, subject: Subject, rounds: int, device: torch.device) -> Verdict:
-    """Check a plan and time it."""
-    recorded = store.plan(row, key)
-    assert recorded
+def bound(
+    store: Database, key: str, recorded: Plan, subject: Subject, device: torch.device
+) -> tuple[NetworkPlan | None, PlanCheck]:
+    """Bind a plan as a FusedResNet does, and check it; without a plan if it cannot be bound."""
     network = subject.network
     names = {layer.name for layer in network.all_layers}
     if missing := [choice["layer"] for choice in recorded.choices if choice["layer"] not in names]:
-        reason = f"the network has no layer {missing[0]}, which the plan names"
-        return Verdict(PlanCheck(NOT_CHECKED, reason), reason)
+        return None, PlanCheck(NOT_CHECKED, f"the network has no layer {missing[0]}, which the plan names")
     compiles = inductor.is_wanted() and network.key == key  # else it is the plan for machines without a compiler
     try:
         plan = NetworkPlan(network, subject.state, store, device, graph=True, use_inductor=compiles)
     except DatabaseError:
         raise
     except Exception as error:  # loading a kernel may raise anything
-        return Verdict(PlanCheck(FAILED, in_one_line(error)), in_one_line(error))
-    check = check_plan(plan, subject.state, subject.inputs, subject.given)
-    if check.status != RIGHT:
-        return Verdict(check, check.reason)
+        return None, PlanCheck(FAILED, in_one_line(error))
+    return plan, check_plan(plan, subject.state, subject.inputs, subject.given)
+
+
+def verdict(store: Database, key: str, recorded: Plan, subject: Subject, args: argparse.Namespace) -> Verdict:
+    """Check a plan, keep the result, and time the plan if it is right.
+
+    The kernels of a wrong plan are left out from then on, and the plan is checked again on the next candidates of their
+    layers, which may be the same kernels with other launch values.
+    """
+    device = torch_device(args.device)
+    plan, check = bound(store, key, recorded, subject, device)
+    first, tries = check, 0
+    while check.faults and _keep(recorded, Verdict(check, ""), device, args.seed) and tries < CANDIDATES:
+        plan, check = bound(store, key, recorded, subject, device)
+        tries += 1
+    if first.faults and not check.faults:
+        _keep(recorded, Verdict(check, ""), device, args.seed)
+    if first.faults:
+        after = f"; on the next candidates of these layers it is {check.status}" if tries else ""
+        return Verdict(first, f"{first.reason}{after}")
+    found = _timed(store, recorded, plan, check, args.rounds) if plan and check.status == RIGHT else None
+    found = found or Verdict(check, check.reason)
+    _keep(recorded, found, device, args.seed)
+    return found
+
+
+def _timed(store: Database, recorded: Plan, plan: NetworkPlan, check: PlanCheck, rounds: int) -> Verdict:
+    """Time a right plan, and compare its time with the recorded one."""
     said = [f"error {check.error:.1e} (torch's own {check.eager_error:.1e})"]
     if not plan.native:
         said.append("bits not compared")
@@ -189,14 +213,14 @@ def verdict(store: Database, row: Device, key: str, subject: Subject, rounds: in
         said.append(f"{len(replaced)} layers run otherwise than planned, {replaced[0]} first")
     try:
         result = time_plan(plan, rounds)
-    except Exception as error:
+    except Exception as error:  # a kernel may end a run by any error of torch or of the driver
         return Verdict(check, "; ".join([*said, f"not timed: {in_one_line(error)}"]))
     if result.status != "ok" or not result.median_us:
         check = replace(check, status=WRONG, reason=result.error or result.status)
         return Verdict(check, check.reason)
     ratio = result.median_us / recorded.median_us
     said.append(f"{recorded.median_us:.1f} -> {result.median_us:.1f} us ({100 * (ratio - 1):+.1f} %)")
-    if reason := why_not_comparable(result, recorded.details, device):
+    if reason := why_not_comparable(result, recorded.details, plan.device):
         said.append(f"not comparable: {reason}")
     elif ratio > MAX_DRIFT:
         check = replace(check, status=DRIFTED)
@@ -212,20 +236,33 @@ def _replaced(store: Database, recorded: Plan, plan: NetworkPlan) -> Iterator[st
             yield one["layer"]
 
 
-def keep(digest: str | None, found: Verdict, device: torch.device, seed: int) -> None:
-    """Keep a verdict in the user's evidence, and with it the kernels that are wrong; raises DatabaseError."""
+def _keep(recorded: Plan, found: Verdict, device: torch.device, seed: int) -> bool:
+    """Keep a verdict and the kernels that are wrong in the user's evidence; return whether that was possible."""
     check, versions = found.check, software(device)
-    worst = check.reason if check.status in (WRONG, FAILED) else ""
+    if check.status == NOT_CHECKED:
+        return False
     row = evidence.Check(
-        digest or "", device_name(device), **versions, seed=seed, error=_finite(check.error),
-        eager_error=_finite(check.eager_error), us=found.us, status=check.status, worst=worst,
-    )  # fmt: skip
+        recorded.digest or "",
+        device_name(device),
+        **versions,
+        seed=seed,
+        error=_finite(check.error),
+        eager_error=_finite(check.eager_error),
+        us=found.us,
+        status=check.status,
+        worst=check.reason,
+    )
     wrong = [
         evidence.Wrong(fault.bound.choice.candidate.digest, str(fault.bound.layer.problem), versions["driver"])
         for fault in check.faults
         if fault.bound.choice.candidate.binary
     ]
-    evidence.add(row, wrong)
+    try:
+        evidence.add(row, wrong)
+    except DatabaseError as error:
+        print(f"not kept for later runs: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def _finite(value: float | None) -> float | None:
@@ -254,13 +291,12 @@ def main(args: argparse.Namespace) -> int:
                 if subject is None:
                     continue
                 networks[subject.network.key] = network_text.write(subject.network)
-                found = verdict(store, row, key, subject, args.rounds, device)
+                found = verdict(store, key, plan, subject, args)
             except (AutotuneError, torch.OutOfMemoryError) as error:
                 found = Verdict(PlanCheck(NOT_CHECKED, in_one_line(error)), in_one_line(error))
             status = found.check.status
             statuses.append(status)
             print(f"{key}: {status.upper() if status in (WRONG, FAILED) else status}; {found.text}", flush=True)
-            _keep(plan, found, device, args.seed)
             _require_device(key, device)
     if not statuses:
         raise AutotuneError(f"{args.model} is the model of none of these plans: {', '.join(keys[:_LISTED])}")
@@ -280,16 +316,6 @@ def _subject(
     if model:
         return of_model(model, str(args.db), key, device, args.seed)
     return of_database(store, plan, key, device, args.seed)
-
-
-def _keep(plan: Plan, found: Verdict, device: torch.device, seed: int) -> None:
-    """Keep a verdict; say it if that is not possible, which changes no verdict."""
-    if found.check.status == NOT_CHECKED:
-        return
-    try:
-        keep(plan.digest, found, device, seed)
-    except DatabaseError as error:
-        print(f"not kept for later runs: {error}", file=sys.stderr)
 
 
 def _require_device(key: str, device: torch.device) -> None:
