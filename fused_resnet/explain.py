@@ -6,12 +6,15 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from autotune.core import ceil_div, device_name, format_bytes
+import torch
+
+from autotune.core import ceil_div, device_name, format_bytes, software
 from autotune.ir import Problem, limit_us, with_batch
 from autotune.libraries import inductor
 from autotune.runtime import BoundLayer, ExecutionContext, batches
 from fused_resnet.text_table import end_of, format_table, number, percent, shortened
-from tuning_db.protocols import Database, Device
+from tuning_db import evidence
+from tuning_db.protocols import Database, Device, Plan
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Explanation:
         network_us: Time of the whole network in microseconds, if it was tuned as a whole.
         torch_us: Times of torch's operators for the whole network in the rounds of that time, by candidate.
         is_throttled: Whether the device was slowed down in these rounds.
+        verified: What `autotune verify` found about the plan on this device with this software, as a sentence.
         arena_bytes: Memory of activations for one stream, shared by those that are not needed at the same time.
         buffer_bytes: Memory of activations without sharing.
         context_bytes: All memory of one stream: activations and workspaces.
@@ -62,6 +66,7 @@ class Explanation:
     context_bytes: int
     kept: Mapping[str, str] = field(default_factory=dict)
     is_throttled: bool = False
+    verified: str = ""
 
     @property
     def expected_us(self) -> float | None:
@@ -100,6 +105,7 @@ class Explanation:
         if self.network_us is not None:
             table.append(f"the whole network, timed as one: {self.network_us:.1f} us")
             table.append(self._compared())
+            table.append(self.verified)
         table += textwrap.wrap(self._kept_layers(), 80) if self.kept else []
         saved = 1 - self.arena_bytes / self.buffer_bytes if self.buffer_bytes else 0.0
         table.append(
@@ -144,7 +150,17 @@ def explain(context: ExecutionContext, store: Database) -> Explanation:
         context.bytes,
         plan.network.kept,
         bool(settled and settled.details.get(THROTTLED)),
+        _verified(settled, plan.device) if settled else "",
     )
+
+
+def _verified(plan: Plan, device: torch.device) -> str:
+    """Return a sentence about the newest check of a plan with this software on this device."""
+    found = evidence.last(plan.digest or "", device_name(device), **software(device))
+    if found is None:
+        return "never verified on this driver, torch and cuDNN: autotune verify DB"
+    said = "verified" if found.status in (evidence.RIGHT, evidence.DRIFTED) else f"found {found.status}"
+    return f"{said} on this driver and torch on {found.date[:10]}"
 
 
 def _row(item: BoundLayer, store: Database, device: Device | None) -> LayerRow:

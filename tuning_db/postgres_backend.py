@@ -49,8 +49,8 @@ def engine_to_write(address: str, writing: str) -> sa.Engine:
             _MARK.create(connection)
             Base.metadata.create_all(connection)
             connection.execute(sa.insert(_MARK).values(version=SCHEMA_VERSION))
-        elif version in SCHEMAS and version < SCHEMA_VERSION:
-            Base.metadata.create_all(connection)  # the tables that an older schema lacks
+        elif version in SCHEMAS:
+            Base.metadata.create_all(connection)  # the tables that a database of an older version lacks
             connection.execute(sa.update(_MARK).values(version=SCHEMA_VERSION))
     _check(name, version or SCHEMA_VERSION)
     return engine

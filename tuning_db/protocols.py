@@ -91,6 +91,8 @@ class Plan(Protocol):
     def choices(self) -> Sequence[Mapping[str, Any]]: ...
     @property
     def details(self) -> Mapping[str, Any]: ...
+    @property
+    def digest(self) -> str | None: ...
 
 
 class Database(Protocol):
@@ -122,6 +124,9 @@ class Database(Protocol):
 
     def planned(self, device: Device) -> Sequence[str]:
         """Return the networks that have a plan on a device, in the order of their newest plans."""
+
+    def networks(self, start: str = "") -> Sequence[tuple[str, str]]:
+        """Return key and text of each network whose key starts with a text, the newest first."""
 
     def kernel(self, kernel_id: int) -> Kernel:
         """Return a kernel by its id."""

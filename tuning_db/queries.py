@@ -27,9 +27,12 @@ from tuning_db.schema import (
     KernelRow,
     Library,
     Measurement,
+    NetworkRow,
     PlanRow,
     ProblemRow,
+    columns,
 )
+from tuning_db.trust import digests
 from tuning_db.trust.binaries import Unpacker
 from tuning_db.trust.signature import Origin
 
@@ -167,9 +170,22 @@ class Queries:
     def extracts(self) -> list[str]:
         """Return what the database keeps of what was measured; nothing if it holds all."""
         with self.reading():
-            if not sa.inspect(self.session.connection()).has_table(Extract.__tablename__):  # an older schema
-                return []
-            return list(self.session.scalars(sa.select(Extract.kept)))
+            return list(self.session.scalars(sa.select(Extract.kept))) if self.has(Extract.__tablename__) else []
+
+    def networks(self, start: str = "") -> list[tuple[str, str]]:
+        """Return key and text of each network whose key starts with a text, the newest first.
+
+        Raises:
+            DatabaseError: A row is not as it was stored.
+        """
+        query = sa.select(NetworkRow).where(NetworkRow.key.startswith(start, autoescape=True))
+        with self.reading():
+            found = self.session.scalars(query.order_by(NetworkRow.id.desc())).all() if self.has("network") else []
+        return [(row.key, digests.network_text(self.name, columns(row))) for row in found]
+
+    def has(self, table: str) -> bool:
+        """Return, within a transaction, whether there is a table; files of older versions lack some."""
+        return sa.inspect(self.session.connection()).has_table(table)
 
     def plans(self) -> list[PlanRow]:
         """Return all plans."""
@@ -226,8 +242,8 @@ def engine_to_write(path: Path, writing: str) -> sa.Engine:
         version = int(connection.exec_driver_sql("PRAGMA user_version").scalar() or 0)
         if is_known := connection.exec_driver_sql("PRAGMA application_id").scalar() == APPLICATION_ID:
             check_schema(path, version)
+        Base.metadata.create_all(connection)  # also the tables that a file of an older version lacks
         if not is_known or version < SCHEMA_VERSION:
-            Base.metadata.create_all(connection)  # also the tables that an older schema lacks
             connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
     return engine

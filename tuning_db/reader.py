@@ -80,6 +80,7 @@ class _Plan(NamedTuple):
     median_us: float
     choices: Sequence[Mapping[str, Any]]
     details: Mapping[str, Any]
+    digest: str | None
 
 
 class Reader:
@@ -150,6 +151,10 @@ class Reader:
             self._plan(device, *row)
         return [network for _, _, network, *_ in rows]
 
+    def networks(self, start: str = "") -> list[tuple[str, str]]:
+        """Return key and text of each network whose key starts with a text, the newest first."""
+        return [self._network(*row) for row in self._network_rows if str(row[2]).startswith(start)]
+
     def kernel(self, kernel_id: int) -> _Kernel:
         """Return a kernel by its id; raises KeyError if there is none."""
         if kernel_id not in self._kernels:
@@ -184,7 +189,8 @@ class Reader:
             [str(digest) for (digest,) in self._rows(f"SELECT digest FROM {table} ORDER BY id")]
             for table in ("kernel", "measurement", "plan")
         )
-        return Content([row[1:] for row in self._devices], self._problem_texts, kernels, measurements, plans)
+        devices, networks = [row[1:] for row in self._devices], [str(row[1]) for row in self._network_rows]
+        return Content(devices, self._problem_texts, kernels, measurements, plans, networks)
 
     def check_all(self) -> dict[str, int]:
         """Check all rows and binaries that running can read.
@@ -215,6 +221,7 @@ class Reader:
             "kernel": len(kernels),
             "measurement": measurements,
             "plan": plans,
+            "network": len(self.networks()),
         }
 
     # Cached: the runtime reads these small tables once for each layer.
@@ -230,6 +237,11 @@ class Reader:
             self._checked("problem", number, lambda: _text(text))  # noqa: B023
             for number, text in self._rows("SELECT id, text FROM problem ORDER BY id")
         ]
+
+    @cached_property
+    def _network_rows(self) -> list[Any]:
+        is_known = self._rows("SELECT 1 FROM sqlite_master WHERE name = 'network'")  # older versions have no such table
+        return self._rows("SELECT id, digest, key, body FROM network ORDER BY id DESC") if is_known else []
 
     def _unpacked(self, library: protocols.Library) -> bytes:
         [[blob]] = self._rows("SELECT blob FROM library WHERE id = ?", library.id)
@@ -279,13 +291,19 @@ class Reader:
         details: str,
     ) -> _Plan:
         def made() -> tuple[_Plan, str]:
-            row = _Plan(float(median_us), json.loads(choices), _mapping(details))
+            row = _Plan(float(median_us), json.loads(choices), _mapping(details), stored)
             for choice in row.choices:
                 _launch(choice["launch"])
             kernels = {choice["kernel"]: self.kernel(choice["kernel"])._asdict() for choice in row.choices}
             return row, digests.plan({**row._asdict(), "network": network}, _named(device), kernels)
 
         return self._whole("plan", number, stored, made)
+
+    def _network(self, number: int, stored: str | None, key: str, body: str) -> tuple[str, str]:
+        def made() -> tuple[tuple[str, str], str]:
+            return (_text(key), digests.unpacked(body)), digests.network({"key": key, "body": body})
+
+        return self._whole("network", number, stored, made)
 
     def _read_kernel(self, kernel_id: int) -> _Kernel:
         query = """

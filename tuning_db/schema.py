@@ -160,6 +160,19 @@ class PlanRow(Base):
     digest: Mapped[str | None] = mapped_column(doc="SHA-256 of what running reads of the row; see trust/digests.py")
 
 
+class NetworkRow(Base):
+    """The layers of a network that has plans, without values of weights: `autotune verify` runs a plan with it alone.
+
+    A row serves the plans of its key, and those of other batch sizes whose keys follow from it.
+    """
+
+    __tablename__ = "network"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(index=True, doc="the network, as plans name it")
+    body: Mapped[str] = mapped_column(doc="its text (autotune/ir/network_text.py), by zlib, in base 85")
+    digest: Mapped[str] = mapped_column(unique=True, doc="SHA-256 of key and text; see trust/digests.py")
+
+
 class Signature(Base):
     """A signature of all that running reads of the database, by the owner of a key; see trust/signature.py."""
 

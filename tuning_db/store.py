@@ -31,6 +31,7 @@ from tuning_db.schema import (
     Environment,
     KernelRow,
     Library,
+    NetworkRow,
     PlanRow,
     ProblemRow,
     Signature,
@@ -249,6 +250,11 @@ class Store(Queries):
                 session.flush()  # first the new row, so that its id is the larger one
                 session.delete(old)
         return row
+
+    def put_network(self, key: str, text: str) -> NetworkRow:
+        """Return the row of a network's key and text; add it if it is new."""
+        values = {"key": key, "body": digests.packed(text)}
+        return self._find_or_add(NetworkRow, {"digest": digests.network(values)}, values)
 
     def put_signature(self, key: str, value: str) -> None:
         """Store a signature, both in base64; it replaces an older one of the key. Call it last: it covers all rows."""

@@ -13,10 +13,12 @@ from autotune.core.device import (
     device_arch,
     device_name,
     device_target,
+    driver_version,
     measure_device,
     of_capability,
     of_target,
     runs_on,
+    software,
 )
 from autotune.core.errors import (
     AutotuneError,
@@ -68,6 +70,7 @@ __all__ = [
     "device_arch",
     "device_name",
     "device_target",
+    "driver_version",
     "first_line",
     "flop_unit",
     "format_bytes",
@@ -81,4 +84,5 @@ __all__ = [
     "round_up",
     "runs_on",
     "seconds_of",
+    "software",
 ]

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -270,6 +272,29 @@ def device_target(device: torch.device) -> str:
         major, minor = torch.cuda.get_device_capability(device)
         return f"sm_{major}{minor}"
     return cpu_targets()[0]
+
+
+@cache
+def driver_version() -> str:
+    """Return the version of NVIDIA's driver, such as "580.159.03"; empty where there is none."""
+    with suppress(OSError):
+        text = Path("/proc/driver/nvidia/version").read_text()
+        if found := re.search(r"Kernel Module\D*(\d+\.[\d.]+)", text.replace("x86_64", "")):
+            return found[1]
+    import pynvml  # not needed to run a network
+
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return ""
+
+
+def software(device: torch.device) -> dict[str, str]:
+    """Return the versions that decide what a plan computes on a device: driver, torch and cudnn; empty for none."""
+    if device.type != "cuda":
+        return {"driver": "", "torch": torch.__version__, "cudnn": ""}
+    return {"driver": driver_version(), "torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version())}
 
 
 def device_arch(arch: Architecture, kind: DeviceKind) -> Architecture:

@@ -3,6 +3,18 @@
 from autotune.core.process_tree import ChildProcess, Ended, accept
 from autotune.measure.candidate_bench import SLOW_FACTOR, CandidateBench, DeviceLostError, is_pruned
 from autotune.measure.cold_cache import RotatingBuffers, copies_of, flush
+from autotune.measure.plan_check import (
+    MAX_DRIFT,
+    NOT_CHECKED,
+    PlanCheck,
+    Reference,
+    check_plan,
+    relative_error,
+    seeded_inputs,
+    seeded_state,
+    time_plan,
+    why_not_comparable,
+)
 from autotune.measure.protocol import TRIAL_STEPS, LayerAssignment, Result, median_interval, timed
 from autotune.measure.resources import Monitor, reason_names
 from autotune.measure.timers import (
@@ -27,6 +39,8 @@ from autotune.measure.worker_client import Child, StartChild, Worker
 
 __all__ = [
     "BUFFERS",
+    "MAX_DRIFT",
+    "NOT_CHECKED",
     "SLOW_FACTOR",
     "THROTTLED",
     "TIMERS",
@@ -39,6 +53,8 @@ __all__ = [
     "Ended",
     "LayerAssignment",
     "Monitor",
+    "PlanCheck",
+    "Reference",
     "Result",
     "RotatingBuffers",
     "Runnable",
@@ -48,6 +64,7 @@ __all__ = [
     "Worker",
     "accept",
     "between",
+    "check_plan",
     "copies_of",
     "flush",
     "host_clock",
@@ -55,11 +72,16 @@ __all__ = [
     "is_pruned",
     "median_interval",
     "reason_names",
+    "relative_error",
     "replay_sampler",
     "sampler",
+    "seeded_inputs",
+    "seeded_state",
     "shuffled_rounds",
     "stream_of",
     "synchronize",
+    "time_plan",
     "timed",
     "warm_up",
+    "why_not_comparable",
 ]

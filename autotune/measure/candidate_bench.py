@@ -170,7 +170,7 @@ class CandidateBench(Workload):
 
     def _verified(self, candidate: Candidate, step: BoundStep) -> tuple[Result, dict[str, torch.Tensor]]:
         """Run a bound candidate twice and check both results; return what was found, and the first run's outputs."""
-        accuracy = _accuracy(self.problem, candidate)
+        accuracy = accuracy_of(self.problem, candidate)
         of_sums = sum_error(self.problem, json.loads(candidate.config))
         error, fault = self.verify(step, accuracy, of_sums)
         if fault:
@@ -366,6 +366,6 @@ class CandidateBench(Workload):
         return host_us(launch, launches, self.device)
 
 
-def _accuracy(problem: Problem, candidate: Candidate) -> str:
+def accuracy_of(problem: Problem, candidate: Candidate) -> str:
     """Return the key of the candidate's tolerance: the output's dtype, unless it accumulates in float16."""
     return HALF_SUMS if json.loads(candidate.config).get("accumulator") == "f16" else problem.output_dtype

@@ -294,6 +294,12 @@ class Monitor:
         """Return what `slowed` does for a trial, beside which the compilers of the run may work: they do not count."""
         return self._run_load.slowed() if self._run_load else self.slowed()
 
+    def sharers(self) -> int:
+        """Return how many other processes have a context on the GPU, as far as NVML tells."""
+        import pynvml
+
+        return max(0, len(self._query(pynvml.nvmlDeviceGetComputeRunningProcesses) or ()) - 1)
+
     def sm_mhz(self) -> float | None:
         """Return the clock of the SMs in MHz; None if it is not known."""
         import pynvml

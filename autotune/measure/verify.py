@@ -178,22 +178,11 @@ class Workload:
     def check(self, accuracy: str = "", of_sums: float = 0.0) -> tuple[float, str | None]:
         """Compare all outputs with the reference; arguments and result as for `verify`."""
         worst = 0.0
-        accuracy = accuracy or self.problem.output_dtype
-        dtypes = {operand.name: operand.dtype for operand in self.problem.operands()}
         for name, expected in self.expected.items():
-            actual = self.tensors[name].to(expected.dtype)
-            difference = actual - (expected.clamp(*self._form.range) if self._form else expected)
-            error = float(difference.norm() / expected.norm().clamp_min(1e-30))
-            worst = max(worst, error) if math.isfinite(error) else math.inf
-            if not math.isfinite(error) and not bool(torch.isfinite(actual).all()):
-                return math.inf, f"{name} holds values that are not finite, or that were never written"
-            if self._form:
-                fault = byte_tolerance.fault(self._form, actual, expected, of_sums)
-            else:
-                of_output = max(accuracy, dtypes[name], key=lambda key: TOLERANCE.get(key, 0.0))  # the less exact one
-                fault = _fault(difference, expected, error, of_output, math.sqrt(self.problem.roundings))
+            error, fault = compare_output(self.problem, name, self.tensors[name], expected, accuracy, of_sums)
+            worst = max(worst, error)
             if fault:
-                return worst, f"{name} has {fault}"
+                return worst, fault
         return worst, None
 
     def out_of_bounds_write(self) -> str | None:
@@ -253,6 +242,43 @@ class Workload:
 
     def _checksums(self) -> torch.Tensor:
         return torch.stack([_raw(tensor).sum(dtype=torch.int64) for tensor in self._read_only().values()])
+
+
+def compare_output(
+    problem: Problem,
+    name: str,
+    actual: torch.Tensor,
+    expected: torch.Tensor,
+    accuracy: str = "",
+    of_sums: float = 0.0,
+) -> tuple[float, str | None]:
+    """Compare an output of a problem with its exact value.
+
+    Args:
+        problem: The problem.
+        name: The operand of the output.
+        actual: What a candidate wrote.
+        expected: The exact value, in float32 or float64, not rounded to the dtype of the output.
+        accuracy: A key of TOLERANCE to use instead of the output's dtype.
+        of_sums: What `ir.sum_error` returned for the kernel.
+
+    Returns:
+        The relative error, and a description of the fault, or None if the output is right.
+    """
+    form, actual = BYTE_FORMATS.get(problem.output_dtype), actual.to(expected.dtype)
+    difference = actual - (expected.clamp(*form.range) if form else expected)
+    error = float(difference.norm() / expected.norm().clamp_min(1e-30))
+    if not math.isfinite(error):
+        if not bool(torch.isfinite(actual).all()):
+            return math.inf, f"{name} holds values that are not finite, or that were never written"
+        error = math.inf
+    if form:
+        fault = byte_tolerance.fault(form, actual, expected, of_sums)
+    else:
+        dtype = next(operand.dtype for operand in problem.operands() if operand.name == name)
+        less_exact = max(accuracy or problem.output_dtype, dtype, key=lambda key: TOLERANCE.get(key, 0.0))
+        fault = _fault(difference, expected, error, less_exact, math.sqrt(problem.roundings))
+    return error, f"{name} has {fault}" if fault else None
 
 
 def random_tensor(operand: Operand, generator: torch.Generator) -> torch.Tensor:

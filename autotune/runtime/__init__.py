@@ -16,6 +16,7 @@ from autotune.runtime.network_plan import (
     make_runs,
 )
 from autotune.runtime.selection import (
+    CANDIDATES,
     KernelChoice,
     Ranking,
     batches,
@@ -30,6 +31,7 @@ from autotune.runtime.torch_capture import CapturePlace, TorchGraph
 
 __all__ = [
     "ACCESS",
+    "CANDIDATES",
     "ActivationPlace",
     "Binary",
     "BoundLayer",

@@ -21,6 +21,7 @@ from autotune.ir import Problem, Tensors, abi, pack_weight
 from autotune.ir.operators import Convolution
 from autotune.libraries import aten, cudnn_names, inductor
 from autotune.runtime import engine
+from tuning_db.trust.digests import candidate as candidate_digest
 
 if TYPE_CHECKING:
     from tuning_db.protocols import Database, Kernel, Library
@@ -110,6 +111,12 @@ class Candidate:
     def native(self) -> bool:
         """True for a kernel of ours, which the engine launches."""
         return self.kind not in (None, cudnn_names.KIND)
+
+    @property
+    def digest(self) -> str:
+        """The digest by which tuning_db/evidence.py knows a kernel with its launch values."""
+        binary = self.binary.digest if self.binary else None
+        return candidate_digest(self.family, self.config, self.symbol, binary, self.launch)
 
     def __str__(self) -> str:
         if self.kind == cudnn_names.KIND:

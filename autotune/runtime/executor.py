@@ -101,6 +101,10 @@ class ExecutionContext:
         if self.closed:
             self.wait_until_idle()
 
+    def poison(self) -> None:
+        """Fill the activations with NaN, so that a check finds what no layer writes; nothing may run meanwhile."""
+        self._memory[: self.plan.arena.bytes].fill_(0xFF)
+
     def wait_until_idle(self) -> None:
         """Wait for the device after a run on a context that another thread closed before the launch.
 

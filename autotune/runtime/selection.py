@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 
-from autotune.core import ceil_div, device_name, device_target, runs_on
+from autotune.core import ceil_div, device_name, device_target, driver_version, runs_on
 from autotune.ir import WHOLE, Alternative, Layer, Network, NetworkKey, Problem, with_batch
 from autotune.ir.operators import TorchCall
 from autotune.libraries import aten, cudnn_names, inductor
 from autotune.runtime.binding import Candidate, candidate
+from tuning_db import evidence
 
 if TYPE_CHECKING:
     from tuning_db.protocols import Database, Device, Measurement, Plan
@@ -111,7 +112,9 @@ def rankings(
     for row, suffix in usable_devices(store, device):
         for n in batches(store, problem) if other_batches else [problem.batch]:
             tuned = with_batch(problem, n)
-            timed = store.ranking(row, str(tuned))
+            timed: Sequence[Measurement] = store.ranking(row, str(tuned))
+            if wrong := _quarantined(device, problem, tuned):
+                timed = [one for one in timed if evidence.kernel_digest(one.kernel, one.launch) not in wrong]
             # A plan of cuDNN serves its own problem only.
             source, plans = ("tuned", CUDNN_PLANS) if tuned == problem else (f"batch {n}", 0)
             loaded = _loaded(store, shortlist(timed, CANDIDATES, plans), target, f"{source}{suffix}", n)
@@ -134,11 +137,16 @@ def select(
             continue
         if found.plan is None:
             return network.layers_with(faster_alternatives(store, row, found.network, compiler)), {}
-        if compiler == "absent" and found.source == "plan" and _needs_compiler(store, store.plan(row, network.key)):
-            chosen = _planned_choices(store, found, f"{suffix} without Inductor")
-        else:
-            chosen = _planned_choices(store, found, suffix)
-        return network.layers_with(found.plan.details.get("alternatives", []), chosen), chosen
+        without = compiler == "absent" and found.source == "plan"
+        without = without and _needs_compiler(store, store.plan(row, network.key))
+        chosen = _planned_choices(store, found, f"{suffix} without Inductor" if without else suffix)
+        layers = network.layers_with(found.plan.details.get("alternatives", []), chosen)
+        tuned = {layer.name: layer.problem for layer in found.network.all_layers}
+        for layer in layers:
+            wrong = _quarantined(device, layer.problem, tuned.get(layer.name, layer.problem))
+            if wrong and layer.name in chosen and chosen[layer.name].candidate.digest in wrong:
+                del chosen[layer.name]  # the next candidate runs it
+        return layers, chosen
     if compiler != "off" and network.whole and not _has_tuned_layers(store, network, device):
         (layer,) = network.whole.layers
         known = [*(inductor_choices(layer.problem) if compiler == "present" else ()), torch_choice(layer.problem)]
@@ -206,6 +214,14 @@ def usable_devices(store: Database, device: torch.device) -> Iterator[tuple[Devi
     for row in sorted(store.devices(), key=lambda row: row.name != name):
         if row.name == name or runs_on(row.target, target):
             yield row, "" if row.name == name else f" on {row.name}"
+
+
+def _quarantined(device: torch.device, *problems: Problem) -> set[str]:
+    """Return the digests of the kernels that were found wrong on one of these problems with this driver."""
+    known = evidence.quarantined()
+    found = {row for problem in problems for row in known.get(str(problem), ())} if known else set()
+    driver = driver_version() if found and device.type == "cuda" else ""
+    return {row.kernel for row in found if row.driver == driver}
 
 
 def _has_tuned_layers(store: Database, network: Network, device: torch.device) -> bool:

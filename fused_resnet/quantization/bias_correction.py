@@ -18,8 +18,8 @@ import torch
 
 from autotune.ir import ByteFormat, Epilogue, Layer, State, compute, evaluate
 from autotune.ir.operators import Conv2d, Gemm
+from autotune.ir.reference_run import LayerRun, Operands, run_layers
 from fused_resnet.quantization.byte_rules import Wiring, choose_layers
-from fused_resnet.quantization.reference_run import LayerRun, Operands, run_layers
 from fused_resnet.quantization.rounding import Rounding, bias_operand
 from fused_resnet.quantization.scales import Scales
 

@@ -20,13 +20,13 @@ from torch import nn
 
 from autotune.core import ProblemError, require_one_of
 from autotune.ir import BYTE_PRECISIONS, S8, Layer
+from autotune.ir.reference_run import run_layers
 from autotune.libraries.aten import full_float32
 from fused_resnet.call import Signature, check_arguments, module_state, positions, take_apart
 from fused_resnet.capture import capture_module
 from fused_resnet.quantization.bias_correction import bias_corrections, has_room
 from fused_resnet.quantization.byte_rules import layers_with
 from fused_resnet.quantization.ranges import DEFAULT_METHOD, METHODS, MagnitudeHistogram, range_of
-from fused_resnet.quantization.reference_run import run_layers
 from fused_resnet.quantization.scales import CalibratedScales, Corrections, activation
 from fused_resnet.quantization.sensitivity import differences, finite_norm, sensitive_layers
 from fused_resnet.torch_op import networks

@@ -9,8 +9,8 @@ import torch
 
 from autotune.ir import ByteFormat, Layer
 from autotune.ir.operators import MaxPool2d
+from autotune.ir.reference_run import Operands, inputs_of
 from fused_resnet.quantization.byte_rules import Wiring
-from fused_resnet.quantization.reference_run import Operands, inputs_of
 from fused_resnet.quantization.scales import Corrections, Scales, activation
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 
 from autotune.ir import ByteFormat, Layer, State, is_output
+from autotune.ir.reference_run import run_layers
 from fused_resnet.quantization.byte_rules import Wiring, choose_layers
-from fused_resnet.quantization.reference_run import run_layers
 from fused_resnet.quantization.rounding import Rounding
 from fused_resnet.quantization.scales import Corrections, Scales
 

@@ -26,6 +26,7 @@ COMMANDS = {
         "tune": "tune a network's layers or single problems",
         "db": "show, merge, sync, pack, export, compare and sign databases",
         "report": "write a database as one HTML page",
+        "verify": "run a database's plans here: right, and as fast as recorded?",
     },
     "Measure": {
         "bench": "time FusedResNet against eager torch and torch.compile",

@@ -82,6 +82,7 @@ def fill(store: Store, seed: int, device: str = "d", compiler: str = "c", count:
     for n in (1, 2):
         choices = [{"layer": str(i), "kernel": rng.choice(kernels), "launch": {"z": i}, "us": 1.5} for i in range(3)]
         median = rng.random()
+        store.put_network(f"net n={n}", f"the layers for {n}, as of {seed % 2}")
         store.put_plan(device_id=row.id, network=f"net n={n}", median_us=median, spread_us=0.1, choices=choices)
 
 
@@ -130,6 +131,7 @@ QUERIES = {
         (SELECT group_concat(json_extract(value, '$.layer') || config || source || json_extract(value, '$.launch'))
          FROM json_each(choices) JOIN kernel ON kernel.id = json_extract(value, '$.kernel'))
         FROM plan JOIN device ON device.id = device_id LEFT JOIN environment ON environment.id = environment_id""",
+    "network": "SELECT key, body FROM network",
 }
 
 

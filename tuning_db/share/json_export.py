@@ -61,6 +61,7 @@ def import_(path: Path, store: Store) -> Outcome:
         found = str(data.get("schema"))[:20]
         raise DatabaseError(f"{path} has schema {found}, this version reads {SCHEMA_VERSION}: export it again")
     try:
+        data.setdefault("network", [])  # older versions export none
         snapshot: Snapshot = {table: [_row(str(path), table, row) for row in data[table]] for table in TABLES}
         for table, rows in snapshot.items():
             if len({row["id"] for row in rows}) < len(rows):

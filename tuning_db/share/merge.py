@@ -80,7 +80,7 @@ class _Merge:
 
     def run(self) -> Outcome:
         self._devices()
-        for table in ("environment", "problem"):
+        for table in ("environment", "problem", "network"):
             known = self._known(table)
             for row in self._snapshot[table]:
                 self._match_or_add(table, row, known.get(natural_key(table, row)))

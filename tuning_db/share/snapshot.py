@@ -22,7 +22,7 @@ from tuning_db.trust import digests
 Row = dict[str, Any]
 Snapshot = dict[str, list[Row]]
 
-TABLES = ("device", "environment", "problem", "library", "kernel", "measurement", "plan")
+TABLES = ("device", "environment", "problem", "library", "kernel", "measurement", "plan", "network")
 """The tables of a snapshot; a table comes after those that it refers to. Claims and signatures are not part of it."""
 
 _KERNEL, _LIBRARY = Base.metadata.tables["kernel"], Base.metadata.tables["library"]
@@ -36,6 +36,7 @@ NATURAL_KEYS = {
     "problem": ("text",),
     "library": ("digest",),
     "kernel": ("family", "config", "dtype", "epilogue", "target", "source"),
+    "network": ("digest",),
 }
 """Columns that identify a row of a table. A measurement or a plan is identified by all of its columns."""
 
@@ -58,7 +59,7 @@ def read(store: Store, known: Collection[str] = ()) -> Snapshot:
             query = sa.select(table).order_by(table.c.id)
             if name == "library":
                 query = _libraries(with_blobs=not known)
-            rows = [dict(row) for row in session.execute(query).mappings()]
+            rows = [dict(row) for row in session.execute(query).mappings()] if store.has(name) else []
             if name == "library" and known:
                 rows = _with_blobs(session, rows, known)
             new_ids[name] = {row["id"]: i for i, row in enumerate(rows, 1)}

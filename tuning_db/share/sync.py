@@ -124,8 +124,8 @@ def _identity(place: Location) -> str:
 
 def _state(store: Store) -> State:
     """Return what changes whenever rows of a snapshot are added, changed or removed; claims do not count."""
-    tables = [Base.metadata.tables[name] for name in TABLES]
     with store.reading() as session:
+        tables = [Base.metadata.tables[name] for name in TABLES if store.has(name)]
         counts = [tuple(session.execute(sa.select(sa.func.count(), sa.func.max(table.c.id))).one()) for table in tables]
         kernels = session.execute(sa.select(KernelRow.id, KernelRow.source, KernelRow.digest).order_by(KernelRow.id))
         devices = session.execute(sa.select(Device.id, Device.flops_per_us, Device.bytes_per_us).order_by(Device.id))

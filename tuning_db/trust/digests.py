@@ -7,6 +7,7 @@ without spaces, whose objects are sorted by key:
 - kernel: ["kernel", KERNEL, symbol, weight_layouts, launch_names, BINARY]
 - measurement: ["measurement", DEVICE, problem, KERNEL, launch, status, median_us, final, interval_us, workspace_bytes]
 - plan: ["plan", DEVICE, network, median_us, CHOICES, alternatives]
+- network: ["network", key, text], of which the row has the packed text
 
 KERNEL is [family, config, dtype, epilogue, target]; the source is left out, because a refactoring may renew it. BINARY
 is [digest, kind, target] of the library, or null. DEVICE is [name, target]. CHOICES has [layer, KERNEL, launch, us,
@@ -16,8 +17,10 @@ from the column `details`, or null.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +36,9 @@ Row = Mapping[str, Any]
 
 KERNEL = ("family", "config", "dtype", "epilogue", "target")
 """The columns that identify a kernel, whichever source it was compiled from."""
+
+_LONGEST_TEXT = 2**24
+"""Most bytes of a network's text. ResNet-50 with all alternatives has 38 kB; a damaged row must not fill the memory."""
 
 UNREADABLE = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
 """Exceptions of decoding a column whose content is not what the schema says."""
@@ -70,6 +76,11 @@ def measurement(row: Row, device: Row, problem: str, measured: Row) -> str:
     )
 
 
+def candidate(family: str, config: str, symbol: str, binary: str | None, launch: Mapping[str, int]) -> str:
+    """Return a digest of a kernel with launch values; `binary` is the digest of its binary, None without one."""
+    return _digest("candidate", family, config, symbol, binary, launch_text(launch))
+
+
 def plan(row: Row, device: Row, kernels: Mapping[int, Row]) -> str:
     """Return the digest of a plan's row; `kernels` holds the rows of its kernels by id."""
     choices = [
@@ -86,12 +97,45 @@ def plan(row: Row, device: Row, kernels: Mapping[int, Row]) -> str:
     return _digest("plan", _device(device), _text(row["network"]), _number(row["median_us"]), choices, alternatives)
 
 
+def packed(text: str) -> str:
+    """Return the text of a network as the database keeps it."""
+    return base64.b85encode(zlib.compress(text.encode(), 9)).decode()
+
+
+def unpacked(body: str) -> str:
+    """Return the text that `packed` was given; raises ValueError if it is damaged or longer than _LONGEST_TEXT."""
+    unpacker = zlib.decompressobj()
+    try:
+        text = unpacker.decompress(base64.b85decode(_text(body)), _LONGEST_TEXT)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if not unpacker.eof:
+        raise ValueError(f"the text of a network does not end within {_LONGEST_TEXT} bytes")
+    return text.decode()
+
+
+def network(row: Row) -> str:
+    """Return the digest of a network's row."""
+    return _digest("network", _text(row["key"]), unpacked(row["body"]))
+
+
+def network_text(database: str, row: Row) -> str:
+    """Return the text of a network's row; raises DatabaseError if the row is not as it was stored."""
+    try:
+        if network(row) == row["digest"]:
+            return unpacked(row["body"])
+    except UNREADABLE as error:
+        raise damaged(database, "network", row["id"]) from error
+    raise damaged(database, "network", row["id"])
+
+
 def fill(database: str, tables: Mapping[str, Sequence[dict[str, Any]]]) -> None:
     """Check the digests of all rows that have one, and set those of the others.
 
     Args:
         database: Name of the database, for the message.
-        tables: Rows of the tables device, problem, library, kernel, measurement and plan. Blobs are not needed.
+        tables: Rows of the tables device, problem, library, kernel, measurement, plan and, where there is one, network.
+            Blobs are not needed.
 
     Raises:
         DatabaseError: A row is not as it was stored.
@@ -105,9 +149,10 @@ def fill(database: str, tables: Mapping[str, Sequence[dict[str, Any]]]) -> None:
             row, devices[row["device_id"]], problems[row["problem_id"]]["text"], kernels[row["kernel_id"]]
         ),
         "plan": lambda row: plan(row, devices[row["device_id"]], kernels),
+        "network": network,
     }
     for table, make in makers.items():
-        for row in tables[table]:
+        for row in tables.get(table, ()):
             try:
                 digest = make(row)
             except UNREADABLE:

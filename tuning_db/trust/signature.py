@@ -8,12 +8,13 @@ a group that may write are trusted. Device images, which run on a GPU only, are 
 
 A signature is Ed25519 over all that running reads. The signed text is a JSON list in ASCII without spaces:
 
-    ["autotune tuning database 1", DEVICES, PROBLEMS, KERNELS, MEASUREMENTS, PLANS]
+    ["autotune tuning database 1", DEVICES, PROBLEMS, KERNELS, MEASUREMENTS, PLANS, NETWORKS]
 
 DEVICES has [name, target, flops_per_us, bytes_per_us] for each device, PROBLEMS the texts of the problems, and the
 others the digests of rows (digests.py), which cover the digests of the binaries. All are sorted, except that plans
-are in the order in which they were added, because the newest plan of a network is used. So the text depends on the
-content alone, not on row ids, pages or packing. Each row is compared with the signed digests when it is read.
+are in the order in which they were added, because the newest plan of a network is used. NETWORKS is left out if it is
+empty, as in databases of older versions. So the text depends on the content alone, not on row ids, pages or packing.
+Each row is compared with the signed digests when it is read.
 
 The package `cryptography` is imported only to sign, and to check a signature.
 """
@@ -103,6 +104,7 @@ class Content:
         kernels: Digests of the kernels' rows.
         measurements: Digests of the measurements' rows.
         plans: Digests of the plans' rows, in the order in which they were added.
+        networks: Digests of the networks' rows.
     """
 
     devices: Sequence[tuple[str, str, float, float]]
@@ -110,17 +112,19 @@ class Content:
     kernels: Sequence[str]
     measurements: Sequence[str]
     plans: Sequence[str]
+    networks: Sequence[str] = ()
 
     @property
     def text(self) -> bytes:
         """The text to sign."""
         parts = [sorted(self.devices), sorted(self.problems), sorted(self.kernels), sorted(self.measurements)]
-        return json.dumps(["autotune tuning database 1", *parts, self.plans], separators=(",", ":")).encode()
+        parts += [self.plans, *([sorted(self.networks)] if self.networks else [])]
+        return json.dumps(["autotune tuning database 1", *parts], separators=(",", ":")).encode()
 
     @property
     def digests(self) -> frozenset[str]:
         """The digests of all rows."""
-        return frozenset((*self.kernels, *self.measurements, *self.plans))
+        return frozenset((*self.kernels, *self.measurements, *self.plans, *self.networks))
 
 
 def public_keys(given: Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:

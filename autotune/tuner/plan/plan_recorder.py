@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any
 
-from autotune.core import timeline
-from autotune.ir import Network, NetworkKey
+from autotune.core import AutotuneError, timeline
+from autotune.ir import Network, NetworkKey, network_text
 from autotune.measure import THROTTLED, LayerAssignment, Result
 from autotune.runtime import activation_places
 from autotune.tuner.plan.plan_candidates import Known, KnownCandidate, candidates_of
@@ -71,6 +71,8 @@ class PlanRecorder:
         self._written(self.network.identity.precompiled, plan, result, None)
 
     def _written(self, identity: NetworkKey, plan: PlanState, result: Result, before: PlanRow | None) -> PlanRow:
+        if self.row is None:
+            self._keep_network()
         return self._store.replace_plan(
             before,
             device_id=self._device.id,
@@ -87,6 +89,15 @@ class PlanRecorder:
                 **{name: value for name, value in result.details.items() if name == THROTTLED},
             },
         )
+
+    def _keep_network(self) -> None:
+        """Store the layers of the network, unless the database has them, at this batch size or at another one."""
+        try:
+            known = network_text.find(self._store.networks(f"{self.network.identity.model} "), self.network.key)
+        except AutotuneError:  # a layer on torch's operators: only a model can tell what it computes
+            known = None
+        if known != self.network.without_whole:
+            self._store.put_network(self.network.key, network_text.write(self.network))
 
     def _memory(self, plan: PlanState) -> list[list[object]]:
         """Return the places of the activations, each as the values of an ActivationPlace."""

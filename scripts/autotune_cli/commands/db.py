@@ -14,13 +14,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from autotune.codegen import KernelResources
-from autotune.core import AutotuneError, flop_unit, format_bytes
+from autotune.core import AutotuneError, device_name, flop_unit, format_bytes, software
 from autotune.families import families
 from autotune.ir import parse
 from autotune.report import StoredResources
 from autotune.tuner import DEFAULT_OBJECTIVES, format_config, layer_winners, optuna_export
+from autotune_cli.command_line import torch_device
 from autotune_cli.tables import winners
-from tuning_db import DatabaseError, Reader, Store, remote
+from tuning_db import DatabaseError, Reader, Store, evidence, remote
 from tuning_db.location import SCHEMA_VERSION, Location, check, file_of, is_address, is_remote
 from tuning_db.schema import Measurement
 from tuning_db.share import diff, json_export
@@ -42,6 +43,8 @@ def info(store: Store, console: Console) -> None:
         rate = flop_unit(device.flops_per_us).text(device.flops_per_us)
         rates = f"{rate}, {device.bytes_per_us / 1e3:.4g} GB/s measured"
         console.print(f"        {rates}; {device.details}", highlight=False)
+    if found := verified(store):
+        console.print(found, highlight=False)
     for environment in store.environments():
         software = ", ".join(f"{name} {version}" for name, version in json.loads(environment.software).items())
         console.print(f"measured with: {software}", highlight=False)
@@ -49,6 +52,16 @@ def info(store: Store, console: Console) -> None:
     for name, count in store.counts().items():
         table.add_row(name, str(count))
     console.print(table)
+
+
+def verified(store: Store) -> str:
+    """Return how many plans for this device `autotune verify` found right with this software; empty without plans."""
+    here = torch_device("auto")
+    row = store.device(device_name(here))
+    newest = {plan.network: plan for plan in store.plans() if row and plan.device_id == row.id}
+    checks = [evidence.last(plan.digest or "", device_name(here), **software(here)) for plan in newest.values()]
+    right = sum(check is not None and check.status in (evidence.RIGHT, evidence.DRIFTED) for check in checks)
+    return f"plans for this device verified with this driver, torch and cuDNN: {right} of {len(checks)}" * bool(checks)
 
 
 def best(store: Store, console: Console) -> None:

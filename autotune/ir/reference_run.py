@@ -1,4 +1,4 @@
-"""Runs captured layers in float32 by their references, one after the other."""
+"""Runs the layers of a network by their references, one after the other."""
 
 from __future__ import annotations
 
@@ -7,28 +7,31 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from autotune.ir import INPUT, TENSOR_DTYPES, Layer, State, compute, evaluate
+from autotune.ir.constant_expr import State, evaluate
+from autotune.ir.network import Layer, input_name
+from autotune.ir.problem import TENSOR_DTYPES
+from autotune.ir.reference import compute
 
 Operands = dict[str, torch.Tensor]
 """The operands of a layer by name."""
 
 
 class LayerRun:
-    """A run of layers on one input. The caller steps through the layers, each by `operands` and then `finish`.
+    """A run of layers. The caller steps through the layers, each by `operands` and then `finish`.
 
     Args:
         layers: The layers, in order.
         constants: Parameters and buffers of the module.
-        x: The input.
+        inputs: The inputs of the network.
 
     Attributes:
         values: The activations that later layers read, and those that none reads, by buffer.
     """
 
-    def __init__(self, layers: Sequence[Layer], constants: State, x: torch.Tensor) -> None:
-        self._constants, self._device = constants, x.device
+    def __init__(self, layers: Sequence[Layer], constants: State, *inputs: torch.Tensor) -> None:
+        self._constants, self._device = constants, inputs[0].device
         self._reads = Counter(layer.buffers[operand] for layer in layers for operand in inputs_of(layer))
-        self.values = {INPUT: x}
+        self.values = {input_name(i): x for i, x in enumerate(inputs)}
 
     def operands(self, layer: Layer) -> Operands:
         """Return the inputs and weights of the next layer; an activation is dropped when its last reader takes it."""
