@@ -156,7 +156,7 @@ def explain(context: ExecutionContext, store: Database) -> Explanation:
 
 def _verified(plan: Plan, device: torch.device) -> str:
     """Return a sentence about the newest check of a plan with this software on this device."""
-    found = evidence.last(plan.digest or "", device_name(device), **software(device))
+    found = evidence.last(plan.digest or "", device=device_name(device), **software(device))
     if found is None:
         return "never verified on this driver, torch and cuDNN: autotune verify DB"
     said = "verified" if found.status in (evidence.RIGHT, evidence.DRIFTED) else f"found {found.status}"

@@ -103,14 +103,20 @@ def add(check: Check, wrong: Iterable[Wrong] = ()) -> None:
             _insert(connection, "quarantine", row)
 
 
-def last(plan: str, device: str, *, driver: str, torch: str, cudnn: str) -> Check | None:
-    """Return the newest check of a plan with this software on a device; None without one."""
+def last(plan: str, **conditions: str) -> Check | None:
+    """Return the newest check of a plan; None without one.
+
+    Args:
+        plan: Digest of the plan's row.
+        conditions: Attributes of the check, such as the device and the versions of the software in use.
+    """
     path = _path()
     if path is None or not path.exists():
         return None
-    where = "plan = ? AND device = ? AND driver = ? AND torch = ? AND cudnn = ? ORDER BY rowid DESC LIMIT 1"
-    query = f"SELECT {', '.join(Check._fields)} FROM plan_check WHERE {where}"
-    rows = _rows(path, query, plan, device, driver, torch, cudnn)
+    values = {"plan": plan, **conditions}
+    where = " AND ".join(f"{name} = ?" for name in values)
+    query = f"SELECT {', '.join(Check._fields)} FROM plan_check WHERE {where} ORDER BY rowid DESC LIMIT 1"
+    rows = _rows(path, query, *values.values())
     return Check(*rows[0]) if rows else None
 
 

@@ -164,6 +164,8 @@ class Network:
         alternatives: Other ways to compute parts of it; those that replace no layer twice, and do not wait
             for each other, can be taken together.
         kept: In a quantized network, the convolutions and linear layers that are not quantized -> the reason.
+        label: Name that the user gave the model, such as "resnet50", for reports; empty if there is none. Its identity
+            has the name of the class, which many models share.
     """
 
     identity: NetworkKey
@@ -172,6 +174,7 @@ class Network:
     results: tuple[CallerTensor, ...]
     alternatives: tuple[Alternative, ...] = ()
     kept: Mapping[str, str] = field(default_factory=dict)
+    label: str = field(default="", compare=False)
 
     @property
     def key(self) -> str:

@@ -11,7 +11,7 @@ from autotune.report.layers import runner
 from autotune.report.records import Layer, NetworkLayer, NetworkTime
 from autotune.runtime import ActivationPlace
 from autotune.tuner import format_candidate
-from tuning_db import Store
+from tuning_db import Store, evidence
 from tuning_db.schema import Device, KernelRow, PlanRow
 from tuning_db.trust.digests import launch_text
 
@@ -38,6 +38,21 @@ def _place(key: str) -> tuple[object, ...]:
 def _is_precompiled(key: str) -> bool:
     """Return whether a key is that of a plan for machines without a compiler."""
     return " compiler=none" in key
+
+
+def _verified(plan: PlanRow) -> str:
+    """Return a sentence about the newest check of a plan on this machine, whatever the software; empty without one."""
+    found = evidence.last(plan.digest or "")
+    if found is None:
+        return ""
+    named = (("driver", found.driver), ("torch", found.torch), ("cuDNN", found.cudnn))
+    software = ", ".join(f"{name} {version}" for name, version in named if version)
+    return f"autotune verify found it {found.status} on {found.date[:10]} with {software}"
+
+
+def _label(plan: PlanRow) -> str:
+    label = str(plan.details.get("label", ""))
+    return "" if label == NetworkKey.parse(plan.network).model else label
 
 
 def _measured_times(layers: Iterable[Layer]) -> Times:
@@ -83,12 +98,14 @@ def _planned(
     return NetworkTime(
         key=plan.network,
         layers=tuple(map(layer, plan.choices)),
+        label=_label(plan),
         precompiled=_is_precompiled(plan.network),
         us=plan.median_us,
         spread_us=plan.spread_us,
         winners_us=plan.details.get("alone_us") or None,
         torch_us=plan.details.get("torch_us", {}),
         is_throttled=bool(plan.details.get(THROTTLED)),
+        verified=_verified(plan),
         taken=taken,
         memory=tuple(ActivationPlace(*values) for values in plan.details.get("memory", ())),
     )

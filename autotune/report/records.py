@@ -178,24 +178,28 @@ class NetworkTime:
     Attributes:
         key: Text that identifies it in the database.
         layers: In the order in which they run.
+        label: Name that the user gave the model; empty if it is not known or is that of the key.
         precompiled: Whether the plan is the one for machines without a compiler.
         us: Time of the whole network; None if it was not timed.
         spread_us: Interquartile range of the whole network's samples.
         winners_us: Time of the whole network with the winner of each layer.
         torch_us: Times of the whole network on torch's operators, by candidate.
         is_throttled: Whether the device was slowed down while the network was timed.
+        verified: What `autotune verify` found here about the plan, as a sentence; empty if it was never run.
         taken: Names of the alternatives that the plan takes.
         memory: Places of the activations; none if the plan does not tell them.
     """
 
     key: str
     layers: tuple[NetworkLayer, ...]
+    label: str = ""
     precompiled: bool = False
     us: float | None = None
     spread_us: float | None = None
     winners_us: float | None = None
     torch_us: Mapping[str, float] = field(default_factory=dict)
     is_throttled: bool = False
+    verified: str = ""
     taken: tuple[str, ...] = ()
     memory: tuple[ActivationPlace, ...] = ()
 

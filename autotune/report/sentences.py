@@ -43,6 +43,9 @@ def about(network: NetworkTime) -> Iterator[str]:
             yield "These times are too long, because other processes or heat slowed the device down: tune again"
     else:
         yield "It runs on the code of torch.compile, which was not timed"
+    if network.us and not network.torch_us:
+        yield "It was not compared with PyTorch's operators or torch.compile"
+    yield network.verified or "autotune verify has not run it on this machine"
     if network.taken:
         yield f"Alternatives taken: {', '.join(network.taken)}"
     if unknown := sum(one.layer is None for one in network.layers):

@@ -24,7 +24,7 @@ def path(tmp_path, monkeypatch):
 
 
 def test_nothing_is_known_at_first(path):
-    assert evidence.last("p", "GPU", **SOFTWARE) is None and evidence.quarantined() == {}
+    assert evidence.last("p", device="GPU", **SOFTWARE) is None and evidence.quarantined() == {}
     assert not path.exists()
 
 
@@ -32,13 +32,13 @@ def test_the_newest_check_of_a_plan_with_this_software_counts(path):
     evidence.add(CHECK)
     evidence.add(CHECK._replace(status="wrong", worst="layer1"), [WRONG])
     evidence.add(CHECK._replace(torch="2.10", status="slower"))
-    found = evidence.last("p", "GPU", **SOFTWARE)
+    found = evidence.last("p", device="GPU", **SOFTWARE)
     assert (found.status, found.worst, found.error, found.us) == ("wrong", "layer1", 1e-3, 5.0)
     assert found.date[:4] == time.strftime("%Y", time.gmtime())
-    assert evidence.last("p", "GPU", **{**SOFTWARE, "torch": "2.10"}).status == "slower"
+    assert evidence.last("p", device="GPU", **{**SOFTWARE, "torch": "2.10"}).status == "slower"
     for other in ({"driver": "590"}, {"cudnn": ""}, {"torch": "3"}):
-        assert evidence.last("p", "GPU", **{**SOFTWARE, **other}) is None
-    assert evidence.last("q", "GPU", **SOFTWARE) is None and evidence.last("p", "CPU", **SOFTWARE) is None
+        assert evidence.last("p", device="GPU", **{**SOFTWARE, **other}) is None
+    assert evidence.last("q", device="GPU", **SOFTWARE) is None and evidence.last("p", device="CPU", **SOFTWARE) is None
     assert len(rows(path, "SELECT * FROM plan_check")) == 3, "rows are only added"
 
 
@@ -68,7 +68,7 @@ def test_a_file_that_cannot_be_read_counts_as_empty(path, damage):
             Store.create(path).close()
         case "folder":
             path.mkdir()
-    assert evidence.last("p", "GPU", **SOFTWARE) is None and evidence.quarantined() == {}
+    assert evidence.last("p", device="GPU", **SOFTWARE) is None and evidence.quarantined() == {}
     before = path.read_bytes() if damage == "other" else None
     if damage != "empty":
         with pytest.raises(DatabaseError, match=r"evidence\.db"):
@@ -89,7 +89,7 @@ def test_it_is_in_the_users_cache(tmp_path, monkeypatch):
     monkeypatch.delenv("AUTOTUNE_EVIDENCE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     evidence.add(CHECK)
-    assert (tmp_path / "autotune" / "evidence.db").exists() and evidence.last("p", "GPU", **SOFTWARE)
+    assert (tmp_path / "autotune" / "evidence.db").exists() and evidence.last("p", device="GPU", **SOFTWARE)
 
 
 def test_reading_does_not_wait_for_a_writer(path):
@@ -99,8 +99,8 @@ def test_reading_does_not_wait_for_a_writer(path):
     writer = sqlite3.connect(path)
     writer.execute("BEGIN EXCLUSIVE")
     started = time.monotonic()
-    assert evidence.last("p", "GPU", **SOFTWARE) is None
+    assert evidence.last("p", device="GPU", **SOFTWARE) is None
     assert time.monotonic() - started < 5
     writer.rollback()
     writer.close()
-    assert evidence.last("p", "GPU", **SOFTWARE)
+    assert evidence.last("p", device="GPU", **SOFTWARE)

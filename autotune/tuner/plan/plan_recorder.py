@@ -86,6 +86,7 @@ class PlanRecorder:
                 "alternatives": [alternative.name for alternative in plan.alternatives],
                 "torch_us": self.torch_us,
                 "memory": self._memory(plan),
+                "label": self.network.label,
                 **{name: value for name, value in result.details.items() if name == THROTTLED},
             },
         )

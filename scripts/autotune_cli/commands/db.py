@@ -59,7 +59,7 @@ def verified(store: Store) -> str:
     here = torch_device("auto")
     row = store.device(device_name(here))
     newest = {plan.network: plan for plan in store.plans() if row and plan.device_id == row.id}
-    checks = [evidence.last(plan.digest or "", device_name(here), **software(here)) for plan in newest.values()]
+    checks = [evidence.last(plan.digest or "", device=device_name(here), **software(here)) for plan in newest.values()]
     right = sum(check is not None and check.status in (evidence.RIGHT, evidence.DRIFTED) for check in checks)
     return f"plans for this device verified with this driver, torch and cuDNN: {right} of {len(checks)}" * bool(checks)
 

@@ -27,7 +27,7 @@ from autotune.report.page import render
 from autotune.report.records import Layer, Trial
 from autotune.report.sentences import about, size
 from fused_resnet.training.kernels.step_plans import step_key
-from tuning_db import DatabaseError, Store
+from tuning_db import DatabaseError, Store, evidence
 
 VOID = {"meta", "input", "br", "link", "img"}
 MOST_BYTES = 2e6
@@ -121,6 +121,25 @@ def test_networks_of_one_class_are_told_apart_by_their_work(device):
     known = dataclasses.replace(network, layers=network.layers[:2])
     narrow, wide = 2 * 128 * 16 * 16, 2 * 128 * 512 * 512 * 9
     assert size(network) == "3 layers" and size(known) == f"2 layers, {(narrow + wide) / 1e9:.3g} GFLOP"
+
+
+def test_a_network_has_the_name_that_the_user_gave_and_what_is_known_of_its_plan(small, device, tmp_path, monkeypatch):
+    monkeypatch.setenv(evidence.FILE, str(tmp_path / "evidence.db"))
+    [network] = device.networks
+    assert not network.label and "autotune verify has not run it on this machine" in about(network)
+    assert "It was not compared with PyTorch's operators or torch.compile" in about(
+        dataclasses.replace(network, torch_us={})
+    )
+    path = str(shutil.copy(small, tmp_path / "named.db"))
+    alter(path, "UPDATE plan SET details = json_set(details, '$.label', '<b>mine')")
+    with Store.open(path) as store:
+        [plan] = store.plans()
+        evidence.add(evidence.Check(plan.digest, device.name, "580.1", "2.11", "", 0, 1e-4, 1e-4, None, "right"))
+    found = collect(path)
+    [[network]] = [one.networks for one in found.devices]
+    assert network.label == "<b>mine" and network.key == device.networks[0].key
+    assert re.search(r"verify found it right on \S+ with driver 580.1, torch 2.11$", network.verified)
+    assert f"&lt;b&gt;mine: {network.key}" in render(found)
 
 
 def test_failures_are_grouped_by_their_cause(device):
