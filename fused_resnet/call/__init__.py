@@ -13,25 +13,3 @@ from fused_resnet.call.input_tensors import autocast, check_input, current_strea
 from fused_resnet.call.module_state import module_state
 from fused_resnet.call.result import Leaf, Result, joint
 from fused_resnet.call.result_tensors import converted, empty_result, fits, mark_written
-
-__all__ = [
-    "ONE_TENSOR",
-    "CallCache",
-    "Leaf",
-    "Result",
-    "Signature",
-    "autocast",
-    "check_arguments",
-    "check_input",
-    "converted",
-    "current_stream",
-    "empty_result",
-    "fits",
-    "is_contiguous",
-    "joint",
-    "mark_written",
-    "module_state",
-    "positions",
-    "put_together",
-    "take_apart",
-]
