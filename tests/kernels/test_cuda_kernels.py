@@ -217,7 +217,7 @@ def test_steps_before_the_convolution_store_nothing():
 def test_a_kernel_fits_its_own_group_width_only():
     problem = problem_of("cuda_grouped_conv2d", NOT_SERVED["cuda_grouped_conv2d"][0])
     config = config_of("cuda_grouped_conv2d", (3, 1, 16, 32, 8, 8, 2))
-    assert "compiled for groups of 16, not 8" in family("cuda_grouped_conv2d").why_unfit(problem, config, SM80)
+    assert "needs width=8; the kernel has 16" in family("cuda_grouped_conv2d").why_unfit(problem, config, SM80)
 
 
 def test_kernels_of_inverted_residuals_are_clusters_on_hopper_and_compute_pixels_once():

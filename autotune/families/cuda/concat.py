@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from autotune.core import Architecture
-from autotune.families.base import Config, Parameter, Rules, require
+from autotune.families.base import Config, Parameter, Rules, Value, require
 from autotune.families.cuda.common import WITH_BYTES, CudaFamily
 from autotune.families.cuda.rules import require_access, require_whole_vectors
 from autotune.ir import Epilogue
@@ -37,13 +39,15 @@ class CudaConcat(CudaFamily[Concat]):
         yield require_access(vector, dtype)
         yield require(interleave == 0 or vector % interleave == 0, "vector must be a multiple of interleave")
 
+    def decided(self, problem: Concat) -> Mapping[str, Value]:
+        return {"interleave": problem.interleave if problem.interleave in _INTERLEAVES else 0}
+
     def unfit(self, problem: Concat, config: Config, arch: Architecture) -> Rules:
         run, vector = _run(config), int(config["vector"])
-        needed = problem.interleave if problem.interleave in _INTERLEAVES else 0
         numbers = [problem.c // problem.interleave]
         for piece in problem.pieces:
             numbers += [piece.pitch, piece.first, piece.end]
-        yield require(config["interleave"] == needed, f"the problem needs a kernel with interleave={needed}, 0 is any")
+        yield from super().unfit(problem, config, arch)
         yield require_whole_vectors(problem.c, vector)
         yield require(
             all(number % run == 0 for number in numbers),

@@ -5,12 +5,13 @@ A kernel with filter=0 and stride=0 takes any other window at run time.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeVar
 
 from autotune.core import Architecture
-from autotune.families.base import Config, Parameter, Rules, require
+from autotune.families.base import Config, Parameter, Rules, Value, require
 from autotune.families.cuda.common import CudaFamily
-from autotune.families.cuda.rules import require_whole_vectors, require_window
+from autotune.families.cuda.rules import require_whole_vectors
 from autotune.ir import Epilogue
 from autotune.ir.operators import Conv2d, Pool2d
 
@@ -43,7 +44,13 @@ class WindowFamily(CudaFamily[P]):
         both = (config["filter"] == 0) == (config["stride"] == 0)
         yield require(both, "filter and stride must both be given, or both be 0")
 
+    def decided(self, problem: P) -> Mapping[str, Value]:
+        square = problem.r == problem.s and problem.stride[0] == problem.stride[1]
+        dense = not isinstance(problem, Conv2d) or problem.dilation == (1, 1)
+        in_list = problem.r in self.filters and problem.stride[0] in STRIDES
+        side, stride = (problem.r, problem.stride[0]) if square and dense and in_list else (0, 0)
+        return {"filter": side, "stride": stride}
+
     def unfit(self, problem: P, config: Config, arch: Architecture) -> Rules:
-        compiled = int(config["filter"]), int(config["stride"])
         yield require_whole_vectors(problem.c, int(config["vector"]))
-        yield require_window(problem, self.filters, STRIDES, compiled)
+        yield from super().unfit(problem, config, arch)
