@@ -25,6 +25,7 @@ class CastFamily(Family[Cast]):
 
     def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
         result = config["result"]
+        yield from super().illegal(config, arch, dtype, epilogue)
         yield require(result in arch.dtypes, f"{arch.name} has no {result}")
         yield require(result != dtype, f"result must differ from the input's dtype, which is {dtype} too")
 

@@ -6,13 +6,14 @@ A kernel with filter=0 and stride=0 takes any other window at run time.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
 from typing import TypeVar
 
 from autotune.core import Architecture
-from autotune.families.base import Config, Parameter, Rules, Value, require
-from autotune.families.cuda.common import CudaFamily
-from autotune.families.cuda.rules import require_whole_vectors
-from autotune.ir import Epilogue
+from autotune.families.base import Config, ConfigNumbers, Parameter, Rules, Value, require
+from autotune.families.cuda.common import VectorFamily
+from autotune.ir import DTYPES, Epilogue
 from autotune.ir.operators import Conv2d, Pool2d
 
 P = TypeVar("P", bound=Conv2d | Pool2d)
@@ -31,7 +32,24 @@ def parameters(filters: tuple[int, ...] = POOL_FILTERS, what: str = "window") ->
     )
 
 
-class WindowFamily(CudaFamily[P]):
+@dataclass(frozen=True)
+class WindowTile(ConfigNumbers):
+    """The outputs of a thread. filter, stride: 0 if they are not known when the kernel is compiled."""
+
+    filter: int
+    stride: int
+    vector: int
+    columns: int
+    rows: int
+    threads: int
+
+    def registers(self, dtype: str) -> int:
+        """Return the registers of a thread for float32 results and one input row."""
+        line = (self.columns - 1) * self.stride + self.filter if self.filter else 1
+        return self.rows * self.columns * self.vector + ceil(line * self.vector * DTYPES[dtype].itemsize / 4)
+
+
+class WindowFamily(VectorFamily[P]):
     """Kernels with a window; each is compiled for one window, or for any.
 
     Attributes:
@@ -50,7 +68,3 @@ class WindowFamily(CudaFamily[P]):
         in_list = problem.r in self.filters and problem.stride[0] in STRIDES
         side, stride = (problem.r, problem.stride[0]) if square and dense and in_list else (0, 0)
         return {"filter": side, "stride": stride}
-
-    def unfit(self, problem: P, config: Config, arch: Architecture) -> Rules:
-        yield require_whole_vectors(problem.c, int(config["vector"]))
-        yield from super().unfit(problem, config, arch)
