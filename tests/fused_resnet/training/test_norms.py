@@ -1,6 +1,7 @@
 """Batch norms in training and max pools on tuned kernels, against the same network in float64 on torch's operators."""
 
 import copy
+import shutil
 import warnings
 from collections import Counter
 
@@ -88,10 +89,9 @@ def test_a_step_is_right_and_runs_on_our_kernels(norm_db, solved, memory_format)
 
 
 @pytest.fixture(scope="module")
-def with_norms_db(tmp_path_factory):
-    """Return a database of all of `Normed` in which convolutions with a part of a batch norm are the fastest."""
-    found = step_problems(Normed().train(), [images()])
-    path = tuned_step(tmp_path_factory.mktemp("norms") / "with_norms.db", found.to_tune())
+def with_norms_db(normed_db, tmp_path_factory):
+    """Return that of `Normed` in which convolutions with a part of a batch norm are the fastest."""
+    path = str(shutil.copy(normed_db, tmp_path_factory.mktemp("norms")))
     fused = "operator IN ('conv2d_statistics', 'conv2d_gradient_sums') OR text LIKE '%add_scaled%'"
     slow_down(path, 1000, f"problem_id NOT IN (SELECT id FROM problem WHERE {fused})")
     return path
