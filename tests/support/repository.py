@@ -17,6 +17,6 @@ DATA = ROOT / "tests" / "data"
 KERNELS = ROOT / "tests" / "kernels"
 
 
-def table_of(module: str) -> dict[str, Any]:
-    """Return the cases of a test module, of which the TOML file beside it has one a line; module: its `__file__`."""
-    return tomllib.loads(Path(module).with_suffix(".toml").read_text())
+def table_of(path: str | Path) -> dict[str, Any]:
+    """Return a TOML file, or the one beside a module with this path, such as the cases of a test, one a line."""
+    return tomllib.loads(Path(path).with_suffix(".toml").read_text())
