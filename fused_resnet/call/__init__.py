@@ -1,13 +1,6 @@
 """A call of a FusedResNet: its arguments and tensors, the module's state, the cache of plans, and the result."""
 
-from fused_resnet.call.arguments import (
-    ONE_TENSOR,
-    Signature,
-    check_arguments,
-    positions,
-    put_together,
-    take_apart,
-)
+from fused_resnet.call.arguments import ONE_TENSOR, Signature, check_arguments, positions, put_together, take_apart
 from fused_resnet.call.call_cache import CallCache, is_contiguous
 from fused_resnet.call.input_tensors import autocast, check_input, current_stream
 from fused_resnet.call.module_state import module_state
