@@ -122,18 +122,32 @@ def two(tmp_path: Path) -> list[Path]:
 
 
 @pytest.fixture(scope="session")
-def tuned_db(folders: Path) -> Path:
+def made_once(folders: Path) -> Callable[[str, Callable[[Path], None]], Path]:
+    """Return a function (name, make) -> a file that `make` writes once for all processes; tests only read it."""
+
+    def made(name: str, make: Callable[[Path], None]) -> Path:
+        path = folders / name
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                making = folders / f"making-{name}"
+                make(making)
+                making.rename(path)
+        return path
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def tuned_db(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
     """Return a database of the network on this CPU with one config per problem. Tests must not write to it."""
-    path = folders / "tuned.db"
-    with (folders / "tuned.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            making = folders / "making.db"
-            done = process("tune", *TUNE, "--db", making)
-            assert done.returncode == 0, done.stderr
-            _make_ours_win(making)
-            making.rename(path)
-    return path
+
+    def make(path: Path) -> None:
+        done = process("tune", *TUNE, "--db", path)
+        assert done.returncode == 0, done.stderr
+        _make_ours_win(path)
+
+    return made_once("tuned.db", make)
 
 
 def _make_ours_win(path: Path) -> None:

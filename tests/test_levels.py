@@ -33,19 +33,30 @@ def test_server(tuned_db): pass
 """
 
 
-def run_tests(folder, *arguments):
-    """Run TESTS with the hooks of tests/conftest.py; return the exit code and the output."""
+LEVELS = {
+    "unit": ["test_fixture", "test_hides", "test_plain", "test_starts"],
+    "process": ["test_process", "test_server"],
+    "compile": ["test_compile"],
+}
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    """Run TESTS with the hooks of tests/conftest.py, and collect those of each level; return what pytest wrote."""
+    folder = tmp_path_factory.mktemp("levels")
     folder.joinpath("test_it.py").write_text(TESTS + "@pytest.fixture\ndef tuned_db(): start()\n")
     own = os.pathsep.join(str(ROOT / name) for name in ("tests", "tests/support", "scripts", "."))
     command = ["-q", "-p", "conftest", "-p", "no:cacheprovider", "-n0", "-o", "addopts=", "-rA", str(folder)]
-    code = f"import sys, pytest; sys.exit(pytest.main({[*command, *arguments]!r}))"
+    calls = [command, *([*command, "-m", level, "--co"] for level in LEVELS)]
+    code = f"import pytest\nfor call in {calls!r}: print('exit code', int(pytest.main(call)), end='\\f', flush=True)"
     done = python(code, env={**os.environ, "PYTHONPATH": own}, cwd=folder)
-    return done.returncode, done.stdout
+    *written, _ = done.stdout.split("\f")
+    return dict(zip(["all", *LEVELS], written, strict=True))
 
 
-def test_a_unit_test_that_starts_a_process_fails(tmp_path):
-    code, out = run_tests(tmp_path)
-    assert code == 1
+def test_a_unit_test_that_starts_a_process_fails(outputs):
+    out = outputs["all"]
+    assert out.endswith("exit code 1")
     for name in ("test_plain", "test_process", "test_compile", "test_server"):
         assert f"PASSED test_it.py::{name}" in out, out
     for outcome, name in (("FAILED", "test_starts"), ("FAILED", "test_hides"), ("ERROR", "test_fixture")):
@@ -53,14 +64,7 @@ def test_a_unit_test_that_starts_a_process_fails(tmp_path):
     assert "a unit test starts a process (subprocess.Popen" in out
 
 
-@pytest.mark.parametrize(
-    ("level", "names"),
-    [
-        ("unit", ["test_fixture", "test_hides", "test_plain", "test_starts"]),
-        ("process", ["test_process", "test_server"]),
-        ("compile", ["test_compile"]),
-    ],
-)
-def test_a_test_has_the_level_of_its_mark_or_fixture(level, names, tmp_path):
-    _, out = run_tests(tmp_path, "-m", level, "--co")
-    assert sorted(line.partition("::")[2] for line in out.splitlines() if "::" in line) == names
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_test_has_the_level_of_its_mark_or_fixture(level, outputs):
+    listed = [line.partition("::")[2] for line in outputs[level].splitlines() if "::" in line]
+    assert sorted(listed) == LEVELS[level]

@@ -5,17 +5,3 @@ from autotune.codegen.kernel_resources import KernelResources, image_resources
 from autotune.codegen.ninja_build import BuildBatch
 from autotune.codegen.translation_units import Built, Unit, kernels_per_unit, link_latest
 from autotune.codegen.translation_units import show as show_compilation
-
-__all__ = [
-    "POLL_SECONDS",
-    "Batch",
-    "BuildBatch",
-    "Built",
-    "KernelResources",
-    "StartBatch",
-    "Unit",
-    "image_resources",
-    "kernels_per_unit",
-    "link_latest",
-    "show_compilation",
-]

@@ -72,6 +72,17 @@ class Architecture:
         """Shared memory that the system keeps for each resident block, in bytes."""
         return 1024 if (self.capability or 0) >= 80 else 0
 
+    def resident_blocks(self, threads: int, registers: int, shared: int) -> int:
+        """Return how many blocks an SM holds at once, at least one.
+
+        Args:
+            threads: Threads of a block.
+            registers: Registers of a thread.
+            shared: Shared memory of a block in bytes.
+        """
+        by_shared = self.sm_shared // (shared + self.reserved_shared)
+        return max(1, min(by_shared, self.sm_registers // (registers * threads), self.sm_threads // threads))
+
 
 def _cuda(
     capability: int,

@@ -129,9 +129,14 @@ class Family(ABC, Generic[P]):
         """Yield what a problem must be so that some kernel of the family solves it."""
         yield from ()
 
+    def decided(self, problem: P) -> Mapping[str, Value]:
+        """Return the parameters that have one value in all kernels for a supported problem, with that value."""
+        return {}
+
     def unfit(self, problem: P, config: Config, arch: Architecture) -> Rules:
         """Yield what a config must be to solve a supported problem, and not in a way that another is known to beat."""
-        yield from ()
+        for name, value in self.decided(problem).items():
+            yield require(config[name] == value, f"the problem needs {name}={value}; the kernel has {config[name]}")
 
     def candidate_values(
         self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: P | None
@@ -145,6 +150,9 @@ class Family(ABC, Generic[P]):
             dtype: Dtype of the problem.
             problem: If it is given, values that cannot fit it are left out.
         """
+        decided = self.decided(problem) if problem else {}
+        if parameter.name in decided:
+            return [value for value in parameter.values if value == decided[parameter.name]]
         return parameter.values
 
     def required_permissions(self, config: Config) -> Sequence[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import TypeVar
 
 from autotune.core import Architecture
@@ -25,14 +25,12 @@ class CastFamily(Family[Cast]):
 
     def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
         result = config["result"]
+        yield from super().illegal(config, arch, dtype, epilogue)
         yield require(result in arch.dtypes, f"{arch.name} has no {result}")
         yield require(result != dtype, f"result must differ from the input's dtype, which is {dtype} too")
 
-    def unfit(self, problem: Cast, config: Config, arch: Architecture) -> Rules:
-        yield require(
-            problem.result == config["result"],
-            f"it stores {config['result']}; the problem's output is {problem.result}",
-        )
+    def decided(self, problem: Cast) -> Mapping[str, Value]:
+        return {"result": problem.result}
 
 
 class UpsampleFamily(Family[Upsample]):
@@ -40,25 +38,12 @@ class UpsampleFamily(Family[Upsample]):
 
     operator = Upsample
 
-    def unfit(self, problem: Upsample, config: Config, arch: Architecture) -> Rules:
-        yield require(
-            problem.linear == config["linear"],
-            f"this kernel is compiled for linear = {config['linear']}; the problem's mode is {problem.mode}",
-        )
+    def decided(self, problem: Upsample) -> Mapping[str, Value]:
+        return {"linear": int(problem.linear)}
 
 
 class ActivationsFamily(Family[P]):
     """Kernels for one activation and one gate function, the parameters ACT and GATE."""
 
-    def candidate_values(
-        self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: P | None
-    ) -> Sequence[Value]:
-        if problem and parameter in (ACT, GATE):
-            return (getattr(problem, parameter.name),)
-        return parameter.values
-
-    def unfit(self, problem: P, config: Config, arch: Architecture) -> Rules:
-        yield require(
-            (config["act"], config["gate"]) == (problem.act, problem.gate),
-            f"it computes {config['act']} and {config['gate']}; the problem needs {problem.act} and {problem.gate}",
-        )
+    def decided(self, problem: P) -> Mapping[str, Value]:
+        return {"act": problem.act, "gate": problem.gate}

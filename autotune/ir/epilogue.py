@@ -9,16 +9,7 @@ from functools import cached_property
 import torch
 
 from autotune.core import ProblemError
-from autotune.ir.epilogue_steps import (
-    ANCHORS,
-    BROADCAST,
-    READ,
-    STEPS,
-    Inline,
-    StepDefinition,
-    full_name,
-    register_step,
-)
+from autotune.ir.epilogue_steps import ANCHORS, BROADCAST, READ, STEPS, Inline, StepDefinition, full_name, register_step
 
 MAX_SCALARS = 8
 """Most scalars of one epilogue (AT_MAX_SCALARS of templates/abi.h)."""

@@ -4,5 +4,3 @@ from autotune.report.collect import collect
 from autotune.report.comparison import compare
 from autotune.report.page import render
 from autotune.report.stored_resources import StoredResources
-
-__all__ = ["StoredResources", "collect", "compare", "render"]

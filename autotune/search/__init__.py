@@ -15,28 +15,3 @@ from autotune.search.study import (
 from autotune.search.trace import ConfigTrace, SpaceTrace, TuneTrace, trace_of
 from autotune.search.transfer_history import problem_similarity
 from autotune.search.transfer_sampler import TransferSampler
-
-__all__ = [
-    "ANY_SAMPLER",
-    "DEFAULT_SAMPLER",
-    "MIN_DEPTH",
-    "SAMPLERS",
-    "ConfigTrace",
-    "KernelGroup",
-    "KnownTimes",
-    "Schedule",
-    "Space",
-    "SpaceStudy",
-    "SpaceTrace",
-    "TransferSampler",
-    "TuneTrace",
-    "create_studies",
-    "device_places",
-    "ended_trial",
-    "is_large",
-    "kernel_group",
-    "problem_similarity",
-    "sampler_choice",
-    "spread",
-    "trace_of",
-]

@@ -10,14 +10,7 @@ import torch
 from torch import fx
 
 from autotune.core import CaptureError
-from autotune.ir import (
-    DTYPES,
-    Layer,
-    Problem,
-    input_name,
-    output_name,
-    tensor_dtype_name,
-)
+from autotune.ir import DTYPES, Layer, Problem, input_name, output_name, tensor_dtype_name
 from autotune.ir import Operand as ProblemOperand
 from autotune.ir.epilogue_steps import STEPS, full_name
 from autotune.ir.operators import (

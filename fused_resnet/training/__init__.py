@@ -3,14 +3,3 @@
 from fused_resnet.training.compile import compile_step, known_faster_way, on_torch, trainable
 from fused_resnet.training.kernels.winners import Winners
 from fused_resnet.training.step_problems import StepProblems, graph_problems, step_problems
-
-__all__ = [
-    "StepProblems",
-    "Winners",
-    "compile_step",
-    "graph_problems",
-    "known_faster_way",
-    "on_torch",
-    "step_problems",
-    "trainable",
-]

@@ -6,9 +6,7 @@ from pathlib import Path
 from processes import script
 from repository import ROOT
 
-from autotune.search import (
-    DEFAULT_SAMPLER,
-)
+from autotune.search import DEFAULT_SAMPLER
 
 
 def test_the_script_records_and_compares(tuned_db, tmp_path):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from architectures import Function
 from processes import script
 from timm_networks import Outcome, chosen, main, outcome, with_random_statistics
 from torch import nn
@@ -20,36 +21,14 @@ def network():
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
-class Fixed(nn.Module):
-    """Takes one size of images."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(3 * 8 * 8, 4)
-
-    def forward(self, x):
-        return self.linear(x.flatten(1))
+def branching(m, x):
+    y = m.conv(x)
+    return y if y.sum() > 0 else -y
 
 
-class Branching(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 1)
-
-    def forward(self, x):
-        y = self.conv(x)
-        return y if y.sum() > 0 else -y
-
-
-class Shifted(nn.Module):
-    """Is another function while torch.compile traces it."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 1)
-
-    def forward(self, x):
-        return self.conv(x) + (0.01 if torch.compiler.is_compiling() else 0.0)
+def shifted(m, x):
+    """Return other values while torch.compile traces it."""
+    return m.conv(x) + (0.01 if torch.compiler.is_compiling() else 0.0)
 
 
 def found(model, empty_db, *shapes):
@@ -64,16 +43,17 @@ def test_a_network_is_compared_at_both_doors(empty_db):
 
 
 def test_a_network_has_the_first_size_that_it_takes(empty_db):
-    one = found(Fixed(), empty_db, (3, 4, 4), (3, 8, 8))
+    fixed = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 4))
+    one = found(fixed, empty_db, (3, 4, 4), (3, 8, 8))
     assert one.is_right and one.shape == (3, 8, 8)
-    none = found(Fixed(), empty_db, (3, 4, 4))
+    none = found(fixed, empty_db, (3, 4, 4))
     assert not none.is_right and none.failure == "torch itself does not run it for (3, 4, 4)"
 
 
 def test_what_is_wrong_or_not_captured_is_found(empty_db):
-    wrong = found(Shifted(), empty_db)
+    wrong = found(Function(shifted, conv=nn.Conv2d(3, 8, 1)), empty_db)
     assert not wrong.is_right and not wrong.failure and max(wrong.errors) > wrong.allowed
-    refused = found(Branching(), empty_db)
+    refused = found(Function(branching, conv=nn.Conv2d(3, 8, 1)), empty_db)
     assert not refused.is_right and "CaptureError" in refused.failure
 
 

@@ -21,7 +21,6 @@ from autotune.ir import BYTE_FORMATS, BYTE_PRECISIONS, E4M3, S8, parse, sum_erro
 from autotune.measure import CandidateBench
 from fused_resnet import FusedResNet
 from fused_resnet.quantization import compare
-from tuning_db import Store
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*is not tuned")]
 
@@ -135,13 +134,6 @@ def test_kernels_solve_odd_problems(trials, arch):
                     assert_bytes_are_right(case.tensors[name], value, f"{name} of {said}", 2e-5 + of_sums)
                 else:
                     assert relative_error(case.tensors[name], value) < LIMIT[problem.output_dtype], said
-
-
-@pytest.fixture(scope="module")
-def empty_db(folders):
-    path = folders / "gpu_precision_empty.db"
-    Store.create(path).close()
-    return path
 
 
 def tuned(folders, name, *arguments):

@@ -6,6 +6,7 @@ from comparison import relative_error
 from emulator import Emulated, assert_special_values_arrive
 from kernels import assert_not_serialized, fitting, random_inputs
 from reference import solve
+from repository import table_of
 
 from autotune.core import architecture
 from autotune.families import Kernel, family
@@ -18,40 +19,7 @@ SMALL = {
     "activations": "im2col", "weights": "streamed", "cluster_m": 1, "cluster_n": 1, "slices": 1,
 }  # fmt: skip
 
-CASES = {
-    "many blocks of a column": ({}, "conv2d_statistics n=11 h=13 w=9 c=64 k=64 dtype=f16", 0),
-    "several tiles a block": ({}, "conv2d_statistics n=11 h=13 w=9 c=64 k=64 dtype=f16", 6),
-    "shared loads, a padded cluster": (
-        {"tile_m": 128, "groups": 2, "cluster_m": 2, "cluster_n": 2},
-        "conv2d_statistics n=3 h=13 w=13 c=72 k=104 r=2 s=2 stride=2,1 pad=1 dtype=f16",
-        8,
-    ),
-    "turns": (
-        {"tile_m": 128, "tile_n": 128, "groups": 2, "schedule": "pingpong"},
-        "conv2d_statistics n=5 h=13 w=9 c=64 k=136 dtype=bf16",
-        4,
-    ),
-    "turns, one tile a block": (
-        {"tile_m": 128, "tile_n": 128, "groups": 2, "schedule": "pingpong"},
-        "conv2d_statistics n=3 h=13 w=9 c=64 k=136 dtype=f16",
-        0,
-    ),
-    "patches": (
-        {"tile_m": 128, "tile_n": 64, "activations": "patch", "tile_k": 32},
-        "conv2d_statistics n=3 h=15 w=15 c=40 k=72 r=3 s=3 stride=2,2 pad=1 dtype=f16",
-        2,
-    ),
-    "resident weights": (
-        {"weights": "resident", "tile_n": 64},
-        "conv2d_statistics n=5 h=7 w=9 c=72 k=104 r=3 s=1 pad=1,0 dilation=2,1 dtype=f16",
-        4,
-    ),
-    "fewer pixels than a tile": (
-        {"tile_n": 64},
-        "conv2d_statistics n=3 h=4 w=4 c=72 k=72 r=3 s=3 pad=1 dtype=f16",
-        0,
-    ),
-}
+CASES = table_of(__file__)["cases"]
 """Case -> what differs in the config, the problem, the most blocks."""
 
 

@@ -6,6 +6,7 @@ from emulator import Emulated
 from kernels import assert_not_serialized, fitting, random_inputs, spread_inputs
 from promotion import assert_inexact_sums_are_promoted, bytes_off
 from reference import solve
+from repository import table_of
 
 from autotune.core import architecture
 from autotune.families import Kernel, family
@@ -20,139 +21,11 @@ SMALL = {
 BLOCKS = 4
 """Of a grid, so that each has several tiles."""
 
-CASES = {
-    "shared loads": (
-        {"tile_m": 128, "groups": 2, "cluster_m": 2, "cluster_n": 2},
-        "conv2d n=3 h=13 w=7 c=72 k=72 r=2 s=2 stride=2,1 pad=1 dtype=f16 epilogue=bias,silu,add,store,relu",
-    ),
-    "turns, many sums": (
-        {"tile_m": 128, "tile_n": 128, "groups": 2, "schedule": "pingpong"},
-        "conv2d n=3 h=13 w=9 c=64 k=136 dtype=f16 epilogue=bias,add,relu",
-    ),
-    "patches, streamed": (
-        {"tile_m": 128, "activations": "patch", "tile_k": 32},
-        "conv2d n=3 h=15 w=15 c=40 k=72 r=3 s=3 stride=2,2 pad=1 dtype=bf16 epilogue=bias,add",
-    ),
-    "resident weights": (
-        {"weights": "resident", "tile_n": 64},
-        "conv2d n=5 h=7 w=9 c=72 k=104 r=3 s=1 pad=1,0 dilation=2,1 dtype=f16 epilogue=add,relu",
-    ),
-    "a mask": ({"tile_n": 64}, "conv2d n=3 h=9 w=7 c=72 k=72 r=3 s=3 pad=1 dtype=f16 epilogue=relu_mask"),
-    "groups, shared loads": (
-        {"tile_m": 128, "groups": 2, "cluster_m": 2, "cluster_n": 2},
-        "conv2d n=3 h=9 w=7 c=192 k=192 r=3 s=3 pad=1 groups=3 dtype=f16 epilogue=bias,add,relu",
-    ),
-    "groups, patches": (
-        {"activations": "patch", "weights": "resident", "tile_k": 16},
-        "conv2d n=2 h=15 w=15 c=48 k=96 r=3 s=3 stride=2 pad=1 groups=3 dtype=bf16 epilogue=bias,add",
-    ),
-    "groups of four, eight of them as one": (
-        {"tile_k": 32, "merge": 8},
-        "conv2d n=2 h=9 w=7 c=64 k=64 r=3 s=3 pad=1 groups=16 dtype=f16 epilogue=bias,add,relu",
-    ),
-    "one group out of two, more channels out than in": (
-        {"tile_n": 64, "tile_k": 32, "merge": 2, "activations": "patch"},
-        "conv2d n=2 h=15 w=7 c=32 k=64 r=3 s=3 pad=1 groups=2 dtype=bf16 epilogue=bias,add",
-    ),
-    "fewer pixels than a tile": (
-        {"tile_n": 64},
-        "conv2d n=3 h=4 w=4 c=72 k=72 r=3 s=3 pad=1 dtype=f16 epilogue=bias,add,store,relu",
-    ),
-    "bytes, shared loads": (
-        {"tile_m": 128, "groups": 2, "cluster_m": 2, "cluster_n": 2, "tile_k": 128},
-        "conv2d n=3 h=13 w=7 c=144 k=80 r=2 s=2 stride=2,1 pad=1 dtype=s8 epilogue=scale,bias,relu,mul_scalar,add",
-    ),
-    "bytes, turns, lines of 128 bytes": (
-        {"tile_m": 128, "tile_n": 128, "groups": 2, "schedule": "pingpong", "tile_k": 64},
-        "conv2d n=3 h=13 w=9 c=64 k=144 dtype=s8 epilogue=scale,bias,add,relu,mul_scalar",
-    ),
-    "bytes, patches, streamed": (
-        {"tile_m": 128, "tile_n": 96, "activations": "patch", "tile_k": 32},
-        "conv2d n=3 h=15 w=15 c=32 k=80 r=3 s=3 stride=2,2 pad=1 dtype=s8 epilogue=scale,bias,add",
-    ),
-    "bytes, resident weights": (
-        {"weights": "resident", "tile_n": 64, "tile_k": 128},
-        "conv2d n=5 h=7 w=9 c=80 k=112 r=3 s=1 pad=1,0 dilation=2,1 dtype=s8 epilogue=scale,store,relu",
-    ),
-    "bytes, groups": (
-        {"activations": "patch", "tile_k": 32, "merge": 2},
-        "conv2d n=2 h=15 w=15 c=64 k=64 r=3 s=3 stride=2 pad=1 groups=4 dtype=s8 epilogue=scale,bias,silu",
-    ),
-    "a split": ({"tile_n": 64, "slices": 4}, "conv2d n=2 h=9 w=8 c=136 k=72 r=3 s=3 pad=1 dtype=f16 epilogue=bias,add"),
-    "a split of bytes": (
-        {"tile_n": 64, "slices": 4, "tile_k": 128},
-        "conv2d n=2 h=9 w=8 c=144 k=80 r=3 s=3 pad=1 dtype=s8 epilogue=scale,bias,add",
-    ),
-    "a split of two warpgroups": (
-        {"tile_m": 128, "tile_n": 64, "groups": 2, "slices": 2, "cluster_n": 2},
-        "conv2d n=3 h=9 w=8 c=136 k=104 r=3 s=3 pad=1 dtype=bf16 epilogue=bias,add",
-    ),
-    "a gate": (
-        {"tile_n": 64, "slices": 1, "cluster_n": 2},
-        "conv2d_se n=5 h=8 w=4 c=72 k=128 hidden=8 r=3 s=3 pad=1 dtype=f16 epilogue=bias,gate,add,relu",
-    ),
-    "a gate, split": (
-        {"tile_n": 128, "slices": 2},
-        "conv2d_se n=5 h=8 w=4 c=72 k=128 hidden=8 r=3 s=3 pad=1 dtype=f16 epilogue=bias,gate,add,relu",
-    ),
-}  # fmt: skip
+CASES, FOLDED_CASES = table_of(__file__).values()
+"""Case -> what differs in the config, and the problem."""
 
 
 OWN = {"image": "warps", "hidden": 8, **{name: SMALL[name] for name in SMALL if name not in ("tile_k", "merge")}}
-FOLDED_CASES = {
-    "one pixel": (
-        {"image": "rows", "hidden": 16},
-        "conv2d_folded_se n=70 h=1 w=1 c=72 k=72 hidden=12 dtype=f16 epilogue=bias,gate,add,relu",
-    ),
-    "images in a warp, shared loads": (
-        {"image": "rows", "tile_n": 64, "cluster_m": 2, "cluster_n": 2},
-        "conv2d_folded_se n=37 h=2 w=2 c=72 k=136 hidden=8 r=3 s=3 pad=1 dtype=bf16 epilogue=gate,silu,add",
-    ),
-    "an image of a warp": (
-        {"tile_m": 128, "hidden": 16},
-        "conv2d_folded_se n=13 h=4 w=4 c=72 k=72 hidden=16 r=3 s=3 pad=1 dtype=f16 epilogue=scale,bias,gate,add,relu",
-    ),
-    "an image of a warpgroup, turns": (
-        {"groups": 2, "schedule": "pingpong"},
-        "conv2d_folded_se n=13 h=8 w=8 c=72 k=72 hidden=4 r=3 s=3 pad=1 dtype=f16 epilogue=bias,gate,store,add,relu",
-    ),
-    "an image of two warpgroups, patches": (
-        {"tile_m": 256, "tile_n": 64, "groups": 2, "activations": "patch"},
-        "conv2d_folded_se n=9 h=16 w=16 c=64 k=64 hidden=4 r=3 s=3 pad=1 dtype=f16 epilogue=bias,gate,add,relu",
-    ),
-    "half a warpgroup, resident weights": (
-        {"weights": "resident"},
-        "conv2d_folded_se n=5 h=8 w=4 c=64 k=72 hidden=8 r=3 s=1 pad=1,0 dtype=f16 epilogue=bias,gate,add,relu",
-    ),
-    "a split of a unit each": (
-        {"image": "rows", "tile_m": 128, "groups": 2, "slices": 2, "hidden": 32},
-        "conv2d_folded_se n=130 h=1 w=1 c=264 k=72 hidden=32 dtype=f16 epilogue=bias,gate,add,relu",
-    ),
-    "a split of four": (
-        {"image": "rows", "tile_n": 64, "slices": 4},
-        "conv2d_folded_se n=9 h=2 w=4 c=136 k=72 hidden=8 r=3 s=3 pad=1 dtype=f16 epilogue=bias,gate,add,relu",
-    ),
-    "a projection, fewer images than a tile": (
-        {"image": "rows", "tile_n": 64},
-        "conv2d_se_skip n=5 h=2 w=2 c=72 k=136 hidden=8 skip_c=72 r=3 s=3 pad=1 dtype=f16 "
-        "epilogue=bias,gate,project,relu",
-    ),
-    "a projection, shared loads": (
-        {"tile_n": 64, "cluster_m": 2, "cluster_n": 2},
-        "conv2d_se_skip n=13 h=4 w=4 c=72 k=136 hidden=8 skip_c=72 r=3 s=3 pad=1 dtype=f16 "
-        "epilogue=bias,gate,project,relu",
-    ),
-    "a projection, turns": (
-        {"groups": 2, "schedule": "pingpong", "hidden": 16},
-        "conv2d_se_skip n=13 h=8 w=8 c=72 k=72 hidden=16 skip_c=136 r=3 s=3 pad=1 dtype=f16 "
-        "epilogue=gate,project,add,store",
-    ),
-    "a projection in groups": (
-        {"image": "rows", "tile_m": 128, "tile_n": 64, "groups": 2, "hidden": 16},
-        "conv2d_se_skip n=150 h=1 w=1 c=136 k=256 hidden=12 skip_c=256 skip_groups=2 dtype=bf16 "
-        "epilogue=bias,gate,project",
-    ),
-}  # fmt: skip
 
 
 @pytest.mark.daily(2)

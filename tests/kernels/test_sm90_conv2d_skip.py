@@ -7,44 +7,15 @@ from comparison import assert_right
 from emulator import Emulated
 from kernels import assert_not_serialized, proposed, random_inputs
 from reference import solve
+from repository import table_of
 
 from autotune.core import ProblemError, architecture, ceil_div
 from autotune.families import Kernel, family
 from autotune.ir import BYTE_FORMATS, S8, Epilogue, parse, sum_error
 
 SM90, FAMILY, E4M3 = architecture("sm90"), family("sm90_conv2d_skip"), family("sm90_e4m3_conv2d_skip")
-# Pixels of both inputs by rows and gathered, strides of either; channels that fill no step and no tile; fewer pixels
-# than a tile, and a last tile that begins in the one before; steps that read and write tensors.
-CASES = {
-    "a bottleneck's end": (
-        "n=3 h=9 w=11 c=64 k=256 skip_h=9 skip_w=11 skip_c=64 dtype=f16 epilogue=bias,relu",
-        {"tile_n": 256, "groups": 2, "row_bytes": 128, "weights": "streamed"},
-    ),
-    "with a stride": (
-        "n=2 h=7 w=7 c=128 k=192 skip_h=14 skip_w=13 skip_c=72 skip_stride=2 dtype=bf16 epilogue=bias,add,store,relu",
-        {"tile_n": 64, "groups": 1, "row_bytes": 128, "weights": "resident"},
-    ),
-    "a basic block's end": (
-        "n=5 h=8 w=5 c=40 k=72 r=3 s=3 pad=1 skip_h=15 skip_w=10 skip_c=24 skip_stride=2 dtype=f16 epilogue=bias,relu",
-        {"tile_n": 32, "groups": 4, "row_bytes": 128, "weights": "streamed"},
-    ),
-    "a strided convolution": (
-        "n=1 h=11 w=9 c=16 k=40 r=3 s=2 stride=2,1 pad=1 dilation=1,2 skip_h=6 skip_w=9 skip_c=136 dtype=bf16",
-        {"tile_n": 32, "groups": 2, "row_bytes": 64, "weights": "resident"},
-    ),
-    "a bottleneck's end in bytes": (
-        "n=3 h=9 w=11 c=64 k=272 skip_h=9 skip_w=11 skip_c=144 dtype=s8 epilogue=bias,mul_scalar,relu",
-        {"tile_n": 64, "groups": 4, "row_bytes": 64, "weights": "resident"},
-    ),
-    "a basic block's end in bytes": (
-        "n=5 h=8 w=5 c=48 k=80 r=3 s=3 pad=1 skip_h=15 skip_w=10 skip_c=32 skip_stride=2 dtype=s8 epilogue=bias,store",
-        {"tile_n": 96, "groups": 3, "row_bytes": 128, "weights": "streamed"},
-    ),
-    "half of a tile in bytes": (
-        "n=1 h=5 w=5 c=144 k=16 skip_h=10 skip_w=9 skip_c=16 skip_stride=2 dtype=s8 epilogue=add",
-        {"tile_n": 32, "groups": 1, "row_bytes": 128, "weights": "streamed"},
-    ),
-}
+CASES = table_of(__file__)["cases"]
+"""Case -> the problem and the config."""
 
 
 @pytest.mark.daily(3)

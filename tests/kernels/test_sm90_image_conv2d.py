@@ -6,6 +6,7 @@ from emulator import Emulated
 from kernels import assert_not_serialized, fitting, random_inputs, spread_inputs
 from promotion import assert_inexact_sums_are_promoted, bytes_off
 from reference import solve
+from repository import table_of
 
 from autotune.core import architecture
 from autotune.families import Kernel, family
@@ -16,66 +17,8 @@ pytestmark = pytest.mark.compile
 SM90, FAMILY, E4M3 = architecture("sm90"), family("sm90_image_conv2d"), family("sm90_e4m3_image_conv2d")
 SMALL = {"image": "warps", "hidden": 0, "stride": 1, "tile_n": 32, "peers": 1}
 
-CASES = {
-    "images of a warp": ({}, "conv2d n=9 h=4 w=4 c=72 k=72 r=3 s=3 pad=1 dtype=f16 epilogue=bias,add,store,relu"),
-    "wide tiles, shared weights": (
-        {"tile_n": 128, "peers": 4},
-        "conv2d n=17 h=4 w=4 c=128 k=136 r=3 s=3 pad=1 dtype=bf16 epilogue=bias,relu",
-    ),
-    "stride 2": (
-        {"stride": 2, "tile_n": 64, "peers": 2},
-        "conv2d n=3 h=16 w=16 c=64 k=72 r=3 s=3 pad=1 stride=2 dtype=f16 epilogue=bias,relu",
-    ),
-    "stride 2, oblong": (
-        {"stride": 2},
-        "conv2d n=11 h=4 w=16 c=136 k=72 r=3 s=3 pad=1 stride=2 dtype=bf16 epilogue=bias,silu,add",
-    ),
-    "one pixel, stride 2": ({"stride": 2}, "conv2d n=70 h=2 w=2 c=72 k=40 r=3 s=3 pad=1 stride=2 dtype=f16"),
-    "a gate": (
-        {"hidden": 16, "tile_n": 64},
-        "conv2d_folded_se n=13 h=4 w=4 c=72 k=136 hidden=12 r=3 s=3 pad=1 dtype=f16 epilogue=scale,bias,gate,add,relu",
-    ),
-    "a gate, images in a warp": (
-        {"image": "rows", "hidden": 8, "stride": 2, "peers": 2},
-        "conv2d_folded_se n=37 h=4 w=4 c=72 k=72 hidden=8 r=3 s=3 pad=1 stride=2 dtype=bf16 epilogue=bias,gate,add",
-    ),
-    "a projection, fewer images than a tile": (
-        {"hidden": 8, "stride": 2},
-        "conv2d_se_skip n=3 h=8 w=8 c=72 k=72 hidden=8 skip_c=72 r=3 s=3 pad=1 stride=2 dtype=bf16 "
-        "epilogue=bias,gate,project,relu",
-    ),
-    "a projection": (
-        {"hidden": 16, "tile_n": 64, "peers": 2},
-        "conv2d_se_skip n=13 h=4 w=4 c=136 k=136 hidden=16 skip_c=72 r=3 s=3 pad=1 dtype=f16 "
-        "epilogue=bias,gate,project,relu",
-    ),
-    "a projection of one warpgroup, an image of both": (
-        {"hidden": 8},
-        "conv2d_se_skip n=3 h=8 w=8 c=72 k=72 hidden=8 skip_c=136 r=3 s=3 pad=1 dtype=f16 "
-        "epilogue=gate,project,add,store",
-    ),
-    "bytes": ({}, "conv2d n=9 h=4 w=4 c=144 k=72 r=3 s=3 pad=1 dtype=s8 epilogue=scale,bias,relu,mul_scalar,add"),
-    "bytes, wide tiles, shared weights": (
-        {"tile_n": 128, "peers": 4},
-        "conv2d n=17 h=4 w=4 c=272 k=144 r=3 s=3 pad=1 dtype=s8 epilogue=scale,bias,add,relu,mul_scalar",
-    ),
-    "bytes, stride 2, two owners": (
-        {"stride": 2, "tile_n": 64, "peers": 2},
-        "conv2d n=3 h=16 w=16 c=128 k=80 r=3 s=3 pad=1 stride=2 dtype=s8 epilogue=scale,store,relu",
-    ),
-    "bytes, an image of fewer pixels than a tile": (
-        {"tile_n": 64, "peers": 2},
-        "conv2d n=5 h=7 w=7 c=144 k=80 r=3 s=3 pad=1 dtype=s8 epilogue=scale,bias,add,store,relu",
-    ),
-    "bytes, some images in most of a tile": (
-        {"stride": 2},
-        "conv2d n=11 h=6 w=10 c=64 k=40 r=3 s=3 pad=1 stride=2 dtype=s8 epilogue=scale,bias,relu",
-    ),
-    "bytes, one pixel, few channels": (
-        {"stride": 2},
-        "conv2d n=70 h=2 w=2 c=48 k=40 r=3 s=3 pad=1 stride=2 dtype=s8 epilogue=scale,bias,silu",
-    ),
-}  # fmt: skip
+CASES = table_of(__file__)["cases"]
+"""Case -> what differs in the config, and the problem."""
 
 
 @pytest.mark.daily(2)

@@ -7,6 +7,7 @@ from comparison import assert_bytes_are_right
 from emulator import Emulated, assert_computes
 from kernels import assert_not_serialized, proposed, random_inputs
 from reference import solve
+from repository import table_of
 
 from autotune.core import architecture
 from autotune.families import Kernel, family
@@ -14,30 +15,8 @@ from autotune.families.sm90.pointwise_pair import PairShape
 from autotune.ir import Epilogue, parse, sum_error
 
 SM90, FAMILY = architecture("sm90"), family("sm90_pointwise_pair")
-# Hidden and output channels that fill no chunk and no 32 columns, input channels that fill no row, tiles that end
-# beyond the last pixel; chunks of half a swizzled row, one and two; filters that are loaded once and for each tile.
-CASES = {
-    "a ResNet's boundary": (
-        "n=3 h=9 w=13 c=64 hidden=256 k=64 dtype=f16 epilogue=bias,add,relu,store,conv,bias,relu",
-        {"chunk": 64, "groups": 2, "weights": "resident", "ahead": 1},
-    ),
-    "linear layers": (
-        "n=333 h=1 w=1 c=96 hidden=384 k=96 dtype=bf16 epilogue=bias,gelu,conv,bias,add",
-        {"chunk": 128, "groups": 2, "weights": "streamed", "ahead": 0},
-    ),
-    "odd channels": (
-        "n=2 h=7 w=7 c=40 hidden=88 k=24 dtype=f16 epilogue=scale,bias,silu,conv,store,bias,mul_scalar",
-        {"chunk": 32, "groups": 1, "weights": "streamed", "ahead": 1},
-    ),
-    "short rows": (
-        "n=1 h=17 w=23 c=16 hidden=40 k=72 dtype=bf16 epilogue=add,conv,relu6,add,store",
-        {"chunk": 32, "groups": 3, "weights": "resident", "ahead": 0},
-    ),
-    "rows of 32": (
-        "n=1 h=5 w=5 c=24 hidden=144 k=256 dtype=f16 epilogue=sub,store,relu6,conv,bias",
-        {"chunk": 32, "groups": 2, "weights": "streamed", "ahead": 1},
-    ),
-}
+CASES, BYTES = table_of(__file__).values()
+"""Case -> the problem and the config."""
 
 
 def config_of(problem, chosen):
@@ -62,22 +41,6 @@ def test_the_kernels_text_computes_both_convolutions(text, chosen, tmp_path):
         most = launch | few | ({} if shape.resident else {"weight_slots": 2 + shape.ahead})
         assert 0 < emulated.shared_bytes(problem, launch) <= SM90.block_shared
         assert_computes(emulated, problem, most)
-
-
-BYTES = {
-    "a ResNet's boundary": (
-        "n=3 h=9 w=13 c=64 hidden=256 k=64 epilogue=scale,bias,add,mul_scalar,relu,store,conv,scale,bias,relu",
-        {"chunk": 128, "groups": 2, "weights": "resident", "ahead": 0},
-    ),
-    "odd channels": (
-        "n=2 h=7 w=7 c=48 hidden=176 k=80 epilogue=scale,bias,relu,store,conv,scale,bias,add",
-        {"chunk": 64, "groups": 1, "weights": "streamed", "ahead": 0},
-    ),
-    "wide rows": (
-        "n=1 h=11 w=12 c=272 hidden=112 k=32 epilogue=scale,bias,store,conv,scale",
-        {"chunk": 32, "groups": 3, "weights": "streamed", "ahead": 1},
-    ),
-}
 
 
 def spread(problem, tensors, scalars):

@@ -110,36 +110,25 @@ def test_trials_open_as_studies_of_optuna(tuned_db, tmp_path):
     assert_error(script("db", "export", "--optuna", tuned_db, path), "exists")
 
 
-def exported_trials(database, path, state):
-    """Return the trials of a state in the studies that a database is exported to."""
-    assert script("db", "export", "--optuna", database, path).returncode == 0
-    studies = [optuna.load_study(study_name=name, storage=f"sqlite:///{path}") for name in names_of(path)]
-    return [trial for study in studies for trial in study.trials if trial.state == state]
-
-
-def test_what_failed_is_a_failed_trial(tuned_db, tmp_path):
-    changed = shutil.copy(tuned_db, tmp_path / "changed.db")
+def test_what_failed_is_a_failed_trial_and_what_was_too_slow_for_all_samples_a_pruned_one(tuned_db, tmp_path):
+    changed, path = shutil.copy(tuned_db, tmp_path / "changed.db"), tmp_path / "studies.sqlite3"
     alter(
         changed,
+        "UPDATE measurement SET final = 0, samples_us = '[7.0, 7.5, 8.0]'",
+        "UPDATE measurement SET samples_us = '[9.0, 9.5]' WHERE id IN (2, 3)",
+        "UPDATE measurement SET final = 1 WHERE id = 3",
         "UPDATE measurement SET status = 'wrong', error = 'y is 0', median_us = NULL WHERE id = 1",
         "UPDATE kernel SET error = 'no such register' WHERE id = (SELECT max(id) FROM kernel WHERE library_id > 0)",
     )
-    failed = exported_trials(changed, tmp_path / "studies.sqlite3", optuna.trial.TrialState.FAIL)
+    assert script("db", "export", "--optuna", changed, path).returncode == 0
+    studies = [optuna.load_study(study_name=name, storage=f"sqlite:///{path}") for name in names_of(path)]
+    trials = [trial for study in studies for trial in study.trials]
+    failed = [trial for trial in trials if trial.state == optuna.trial.TrialState.FAIL]
     errors = {trial.user_attrs["error"]: trial.user_attrs["status"] for trial in failed}
     assert errors == {"y is 0": "wrong", "no such register": "does not compile"}
     assert all(trial.value is None and trial.params for trial in failed)
-
-
-def test_what_was_too_slow_for_all_samples_is_a_pruned_trial(tuned_db, tmp_path):
-    changed = shutil.copy(tuned_db, tmp_path / "changed.db")
-    with closing(sqlite3.connect(changed)) as connection:
-        connection.execute("UPDATE measurement SET final = 0, samples_us = '[7.0, 7.5, 8.0]'")
-        connection.execute("UPDATE measurement SET samples_us = '[9.0, 9.5]' WHERE id IN (1, 2)")
-        connection.execute("UPDATE measurement SET final = 1 WHERE id = 2")
-        times = dict(connection.execute("SELECT id, median_us FROM measurement"))
-        connection.commit()
-    pruned = exported_trials(changed, tmp_path / "studies.sqlite3", optuna.trial.TrialState.PRUNED)
-    assert [trial.value for trial in pruned] == [times[1]]
+    pruned = [trial.value for trial in trials if trial.state == optuna.trial.TrialState.PRUNED]
+    assert [(value,) for value in pruned] == rows(changed, "SELECT median_us FROM measurement WHERE id = 2")
 
 
 @pytest.mark.parametrize("text", ["not JSON", '{"format": "autotune tuning database", "schema": 4}'])

@@ -17,7 +17,7 @@ import torch
 from comparison import LIMIT, relative_error
 from kernels import random_inputs
 from reference import solve
-from repository import KERNELS
+from repository import KERNELS, table_of
 
 from autotune.codegen import rendering
 from autotune.core import paths
@@ -27,72 +27,7 @@ from autotune.measure.expected_results import SpecialValues
 
 FLAGS = ["-std=c++20", "-O1", "-fno-strict-aliasing", "-fPIC", "-w"]
 
-_PTX = {
-    "cvta": "",
-    "mbarrier.init": "emu::init_barrier(barrier, arrivals);",
-    "fence": "",
-    "griddepcontrol": "",
-    "prefetch": "",
-    "mbarrier.arrive.expect_tx": "emu::expect_bytes(barrier, bytes);",
-    "mbarrier.arrive.shared::cta": "emu::arrive(barrier);",
-    "mbarrier.arrive.shared::cluster": "emu::arrive_at(barrier, block);",
-    "mbarrier.try_wait": "emu::wait(barrier, parity);",
-    "cp.async.bulk.tensor.2d.shared": "emu::load(to, map, barrier, {x, y}, kMulticast ? cta_mask : 0);",
-    "cp.async.bulk.tensor.3d.shared": "emu::load(to, map, barrier, {x, y, z}, kMulticast ? cta_mask : 0);",
-    "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier": (
-        "emu::load(to, map, barrier, {x, y, z, w}, kMulticast ? cta_mask : 0);"
-    ),
-    "cp.async.bulk.tensor.4d.shared::cluster.global.im2col": (
-        "emu::load_im2col(to, map, barrier, {c, w, h, n}, offset_w, offset_h, kMulticast ? cta_mask : 0);"
-    ),
-    "cp.async.bulk.tensor.2d.global": "emu::store(map, from, {x, y});",
-    "cp.async.bulk.tensor.4d.global": "emu::store(map, from, {c, w, h, n});",
-    "cp.async.bulk.commit_group": "emu::commit_stores();",
-    "cp.async.bulk.wait_group 0": "emu::wait_for_stores(0);",
-    "cp.async.bulk.wait_group.read": "emu::wait_for_stores(pending);",
-    "cp.async.bulk.shared::cluster": "emu::send_bytes(from, to, bytes, barrier, block);",
-    "st.async": "emu::send(address, barrier, block, v);",
-    "ld.shared.v4": "std::memcpy(&v, emu::generic(address), 16);",
-    "ld.shared.v2": "std::memcpy(&v, emu::generic(address), 8);",
-    "st.shared.v4": "std::memcpy(emu::generic(address), &v, 16);",
-    "st.shared.v2": "std::memcpy(emu::generic(address), &v, 8);",
-    "elect": "chosen = emu::lane() == 0;",
-    "mov.f32": "to[block][i] = from[block][i];",
-    "mov.u32 %0, %%cluster_ctarank": "rank = emu::own().rank;",
-    "barrier.cluster.arrive": "emu::arrive_in_cluster();",
-    "barrier.cluster.wait": "emu::wait_for_cluster();",
-    "barrier.cluster.arrive.relaxed.aligned": "emu::arrive_in_cluster(), emu::wait_for_cluster();",
-    "ld.shared::cluster.f32": "v = emu::load_from(address, block);",
-    "ld.shared::cluster.v4.f32": (
-        "v = {emu::load_from(address, block), emu::load_from(address + 4, block), "
-        "emu::load_from(address + 8, block), emu::load_from(address + 12, block)};"
-    ),
-    "ld.shared.u32": "std::memcpy(&v, emu::generic(address), 4);",
-    "bar.sync": "emu::sync_of(kName, kThreads);",
-    "bar.arrive": "emu::arrive_at_name(kName);",
-    "barrier.sync.aligned": "emu::sync_of(name, kThreads);",
-    "cp.async.ca": "emu::copy(to, from, kBytes, kBytes);",
-    "cp.async.cg": "emu::copy(to, from, 16, 16);",
-    "cp.async.ca.shared.global [%0], [%1], 4, %2": "emu::copy(to, from, 4, read);",
-    "cp.async.cg.shared.global [%0], [%1], 16, %2": "emu::copy(to, from, 16, read);",
-    "cp.async.commit_group": "emu::commit_copies();",
-    "cp.async.wait_group": "emu::wait_for_copies(pending);",
-    "cp.async.wait_all": "emu::commit_copies(), emu::wait_for_copies(0);",
-    "setmaxnreg": "",
-    "ldmatrix": "emu::load_matrices(to, row);",
-    "ldmatrix.sync.aligned.m8n8.x4.trans": "emu::load_matrices_transposed(to, row);",
-    "ldmatrix.sync.aligned.m8n8.x2.trans": "emu::load_matrices_transposed(to, row);",
-    "stmatrix": "emu::store_matrices(row, words);",
-    "mma.sync.aligned.m16n8k16.row.col.f32.f16": "emu::multiply_warp<half>(d, a, b0, b1);",
-    "mma.sync.aligned.m16n8k16.row.col.f32.bf16": "emu::multiply_warp<bfloat16>(d, a, b0, b1);",
-    "mma.sync.aligned.m16n8k32.row.col.s32.s8": "emu::multiply_warp<signed char>(d, a, b0, b1);",
-    "wgmma.fence": "emu::exchange(0xffffffffu, 0, 0);",
-    "wgmma.commit_group": "emu::commit_products();",
-    "wgmma.wait_group": "emu::wait_for_products(pending);",
-    "wgmma.mma_async": "emu::multiply<Element>(d, a, b, accumulate);",
-    "p, 1, 1, 1, 1;\\n}": "emu::multiply_transposed<Element>(d, a, b, accumulate);",
-    ", p, 1, 1, 1;\\n}": "emu::multiply_transposed<Element>(d, a, b, accumulate);",
-}
+_PTX = table_of(KERNELS / "emulator" / "ptx.toml")
 """A piece of PTX that tells an instruction from others -> what stands for it; empty: it orders, computes nothing."""
 
 

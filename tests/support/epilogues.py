@@ -7,11 +7,7 @@ import random
 import torch
 from reference_steps import BROADCAST, STEPS
 
-from autotune.ir import (
-    DTYPES,
-    Epilogue,
-    Problem,
-)
+from autotune.ir import DTYPES, Epilogue, Problem
 
 
 def random_epilogue(rng: random.Random, *, broadcast: bool = False) -> Epilogue:

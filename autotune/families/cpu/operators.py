@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from autotune.core import Architecture
-from autotune.families.base import CHANNELS_LAST, Config, Launch, Parameter, Rules, require
+from autotune.families.base import CHANNELS_LAST, Config, Launch, Parameter, Rules, Value, require
 from autotune.families.cpu.common import BLOCK_C, THREADS, WITH_BYTES, ChannelsFamily, CpuFamily
 from autotune.families.shared_rules import ACT, GATE, LINEAR, RESULT, ActivationsFamily, CastFamily, UpsampleFamily
 from autotune.ir.operators import (
@@ -56,9 +58,8 @@ class CpuConcat(ChannelsFamily[Concat]):
 
     parameters = (Parameter("interleave", (1, 0), "1: no shuffle; 0: any"), BLOCK_C)
 
-    def unfit(self, problem: Concat, config: Config, arch: Architecture) -> Rules:
-        needed = 1 if problem.interleave == 1 else 0
-        yield require(config["interleave"] == needed, f"the problem needs a kernel with interleave={needed}")
+    def decided(self, problem: Concat) -> Mapping[str, Value]:
+        return {"interleave": int(problem.interleave == 1)}
 
     def cost(self, problem: Concat, config: Config, arch: Architecture) -> float:
         """Return the steps of the loops over a pixel's channels; those behind a block are processed one by one."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from autotune.core import Architecture
-from autotune.families.base import Config, Parameter, Rules
-from autotune.families.cuda.common import WITH_BYTES, CudaFamily
-from autotune.families.cuda.rules import require_access, require_whole_vectors
-from autotune.ir import Epilogue
+from autotune.families.base import Config, Parameter
+from autotune.families.cuda.common import WITH_BYTES, VectorFamily
 from autotune.ir.operators import AdaptiveAvgPool2d
 
 
-class CudaAdaptiveAvgPool2d(CudaFamily[AdaptiveAvgPool2d]):
+class CudaAdaptiveAvgPool2d(VectorFamily[AdaptiveAvgPool2d]):
     """Average pooling to a given size: a thread computes some channels of an output pixel."""
 
     name = "cuda_adaptive_avg_pool2d"
@@ -21,12 +19,6 @@ class CudaAdaptiveAvgPool2d(CudaFamily[AdaptiveAvgPool2d]):
         Parameter("vector", (1, 2, 4, 8, 16), "channels a thread"),
         Parameter("threads", (64, 128, 256), "threads a block"),
     )
-
-    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
-        yield require_access(int(config["vector"]), dtype)
-
-    def unfit(self, problem: AdaptiveAvgPool2d, config: Config, arch: Architecture) -> Rules:
-        yield require_whole_vectors(problem.c, int(config["vector"]))
 
     def cost(self, problem: AdaptiveAvgPool2d, config: Config, arch: Architecture) -> float:
         """Rank by accesses; they cost more where too few threads hide their latency."""

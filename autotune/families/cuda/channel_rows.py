@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from autotune.core import Architecture
 from autotune.families.base import Config, Parameter, Rules, require
-from autotune.families.cuda.common import CudaFamily
-from autotune.families.cuda.rules import require_access, require_whole_vectors
+from autotune.families.cuda.common import VectorFamily
 from autotune.ir import Epilogue
 from autotune.ir.operators import LayerNorm, Softmax
 
@@ -19,7 +18,7 @@ def _channels(config: Config) -> tuple[int, int, int]:
     return int(config["vector"]), int(config["items"]), int(config["lanes"])
 
 
-class ChannelRowsFamily(CudaFamily[LayerNorm | Softmax]):
+class ChannelRowsFamily(VectorFamily[LayerNorm | Softmax]):
     """Kernels whose threads keep a pixel's channels in registers."""
 
     template = "cuda/channel_rows.cu.j2"
@@ -32,7 +31,7 @@ class ChannelRowsFamily(CudaFamily[LayerNorm | Softmax]):
 
     def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
         vector, items, lanes = _channels(config)
-        yield require_access(vector, dtype)
+        yield from super().illegal(config, arch, dtype, epilogue)
         yield require(
             vector * items <= _MAX_CHANNELS,
             f"a thread has at most {_MAX_CHANNELS} channels; vector times items is {vector * items}",
@@ -41,7 +40,7 @@ class ChannelRowsFamily(CudaFamily[LayerNorm | Softmax]):
 
     def unfit(self, problem: LayerNorm | Softmax, config: Config, arch: Architecture) -> Rules:
         vector, items, lanes = _channels(config)
-        yield require_whole_vectors(problem.c, vector)
+        yield from super().unfit(problem, config, arch)
         yield require(
             problem.c <= vector * items * lanes,
             f"a pixel's threads hold {vector * items * lanes} channels; the problem has {problem.c}",

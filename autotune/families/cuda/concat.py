@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from autotune.core import Architecture
-from autotune.families.base import Config, Parameter, Rules, require
-from autotune.families.cuda.common import WITH_BYTES, CudaFamily
-from autotune.families.cuda.rules import require_access, require_whole_vectors
+from autotune.families.base import Config, Parameter, Rules, Value, require
+from autotune.families.cuda.common import WITH_BYTES, VectorFamily
 from autotune.ir import Epilogue
 from autotune.ir.operators import Concat
 
@@ -18,7 +19,7 @@ def _run(config: Config) -> int:
     return max(1, int(config["vector"]) // int(config["interleave"])) if config["interleave"] else 1
 
 
-class CudaConcat(CudaFamily[Concat]):
+class CudaConcat(VectorFamily[Concat]):
     """Concatenation of channels, with a shuffle or without: a thread copies some channels of some output pixels."""
 
     name = "cuda_concat"
@@ -34,17 +35,18 @@ class CudaConcat(CudaFamily[Concat]):
 
     def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
         vector, interleave = int(config["vector"]), int(config["interleave"])
-        yield require_access(vector, dtype)
+        yield from super().illegal(config, arch, dtype, epilogue)
         yield require(interleave == 0 or vector % interleave == 0, "vector must be a multiple of interleave")
+
+    def decided(self, problem: Concat) -> Mapping[str, Value]:
+        return {"interleave": problem.interleave if problem.interleave in _INTERLEAVES else 0}
 
     def unfit(self, problem: Concat, config: Config, arch: Architecture) -> Rules:
         run, vector = _run(config), int(config["vector"])
-        needed = problem.interleave if problem.interleave in _INTERLEAVES else 0
         numbers = [problem.c // problem.interleave]
         for piece in problem.pieces:
             numbers += [piece.pitch, piece.first, piece.end]
-        yield require(config["interleave"] == needed, f"the problem needs a kernel with interleave={needed}, 0 is any")
-        yield require_whole_vectors(problem.c, vector)
+        yield from super().unfit(problem, config, arch)
         yield require(
             all(number % run == 0 for number in numbers),
             f"pieces and groups must begin and end at multiples of the {run} channels of an access",

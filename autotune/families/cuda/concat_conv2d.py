@@ -107,9 +107,7 @@ class CudaConcatConv2d(TensorCoreFamily[ConcatConv2d]):
         """
         tile = Tile.from_config(config)
         blocks = ceil(problem.n * problem.h * problem.w / tile.tile_m) * ceil(problem.k / tile.tile_n)
-        by_shared = arch.sm_shared // (tile.shared_bytes + arch.reserved_shared)
-        by_registers = arch.sm_registers // (tile.registers * tile.threads)
-        resident = max(1, min(by_shared, by_registers, arch.sm_threads // tile.threads))
+        resident = arch.resident_blocks(tile.threads, tile.registers, tile.shared_bytes)
         sharing = min(resident, ceil(blocks / arch.processors))
         products = tile.tile_m * tile.tile_n * _CHUNK / (arch.mma_rate or 512)
         read = tile.tile_m * (tile.tile_n // tile.warp_n) + tile.tile_n * (tile.tile_m // tile.warp_m)

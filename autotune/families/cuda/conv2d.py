@@ -264,7 +264,8 @@ class MmaConvFamily(CudaFamily[P]):
                     return conv.r * conv.s % value == 0
             return True
 
-        return tuple(value for value in parameter.values if possible(int(value)))
+        values = super().candidate_values(parameter, chosen, arch, dtype, problem)
+        return tuple(value for value in values if possible(int(value)))
 
     def unsupported(self, problem: P) -> Rules:
         yield from convolution_rules(self.convolution(problem))
@@ -272,6 +273,7 @@ class MmaConvFamily(CudaFamily[P]):
     def unfit(self, problem: P, config: Config, arch: Architecture) -> Rules:
         x, conv = MmaConvShape.from_config(config), self.convolution(problem)
         taps = conv.r * conv.s
+        yield from super().unfit(problem, config, arch)
         yield require(taps % x.taps == 0, f"it takes {x.taps} taps a step, which must divide {taps}")
         yield require(
             not isinstance(conv, Conv2dSe) or conv.k <= x.n,

@@ -232,14 +232,6 @@ class CudaConv2dPair(TensorCoreFamily[Conv2dPair]):
     def candidate_values(
         self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Conv2dPair | None
     ) -> tuple[Value, ...]:
-        known = {}
-        if problem:
-            known = {"filter1": problem.first_r, "stride1": problem.first_stride[0]}
-            known |= {"filter": problem.r, "stride": problem.stride[0]}
-        if parameter.name in known:
-            value = known[parameter.name]
-            return (value,) if value in parameter.values else ()
-
         def possible(value: int) -> bool:  # noqa: PLR0911 -- a table
             match parameter.name:
                 case "filter":
@@ -269,16 +261,16 @@ class CudaConv2dPair(TensorCoreFamily[Conv2dPair]):
                     return int(chosen["warps_n"]) * value < 2 * max(problem.hidden, problem.k)
             return True
 
-        return tuple(value for value in parameter.values if possible(int(value)))
+        values = super().candidate_values(parameter, chosen, arch, dtype, problem)
+        return tuple(value for value in values if possible(int(value)))
+
+    def decided(self, problem: Conv2dPair) -> Mapping[str, Value]:
+        first = {"filter1": problem.first_r, "stride1": problem.first_stride[0]}
+        return {**first, "filter": problem.r, "stride": problem.stride[0]}
 
     def unfit(self, problem: Conv2dPair, config: Config, arch: Architecture) -> Rules:
         tile = Tile.from_config(config)
-        compiled = (tile.filter1, tile.stride1, tile.filter, tile.stride)
-        needed = (problem.first_r, problem.first_stride[0], problem.r, problem.stride[0])
-        yield require(
-            compiled == needed,
-            f"it is compiled for (filter, stride) of both convolutions {compiled}; needed: {needed}",
-        )
+        yield from super().unfit(problem, config, arch)
         held = [_is_held(problem, tile, axis) for axis in (0, 1)]
         yield require((tile.whole < 1 or held[1]) and (tile.whole < 2 or held[0]), "the tile must hold the whole image")
         most = 2 if all(held) else int(held[1])

@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import ceil
 
 from autotune.core import Architecture
-from autotune.families.base import Config, ConfigNumbers, Parameter, Rules, require
+from autotune.families.base import Config, Parameter, Rules, require
 from autotune.families.cuda import known_window
 from autotune.families.cuda.rules import require_access
-from autotune.ir import DTYPES, Epilogue
+from autotune.ir import Epilogue
 from autotune.ir.operators import Conv2d
 
 _MAX_REGISTERS = 160  # of a thread's sums and one input row; addresses and weights take the rest of 255
-
-
-@dataclass(frozen=True)
-class _DepthwiseTile(ConfigNumbers):
-    """The outputs of a thread. filter, stride: 0 if they are not known when the kernel is compiled."""
-
-    filter: int
-    stride: int
-    vector: int
-    columns: int
-    rows: int
-    threads: int
-
-    def registers(self, dtype: str) -> int:
-        """Return the registers of a thread for float32 sums and one input row."""
-        line = (self.columns - 1) * self.stride + self.filter if self.filter else 1
-        return self.rows * self.columns * self.vector + ceil(line * self.vector * DTYPES[dtype].itemsize / 4)
 
 
 class CudaDepthwiseConv2d(known_window.WindowFamily[Conv2d]):
@@ -50,7 +32,7 @@ class CudaDepthwiseConv2d(known_window.WindowFamily[Conv2d]):
     compile_seconds = (0.4, 0.2)
 
     def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
-        tile = _DepthwiseTile.from_config(config)
+        tile = known_window.WindowTile.from_config(config)
         registers = tile.registers(dtype)
         yield from super().illegal(config, arch, dtype, epilogue)
         yield require_access(tile.vector, dtype)
@@ -67,7 +49,7 @@ class CudaDepthwiseConv2d(known_window.WindowFamily[Conv2d]):
 
         The weights of accesses and products are estimates, not fitted.
         """
-        tile = _DepthwiseTile.from_config(config)
+        tile = known_window.WindowTile.from_config(config)
         tiles = problem.n * ceil(problem.p / tile.rows) * ceil(problem.q / tile.columns)
         blocks = ceil(tiles * problem.c / tile.vector / tile.threads)
         registers = (tile.registers(problem.dtype) + 40) * tile.threads

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from autotune.core import Architecture
 from autotune.families.base import Config, Parameter, Rules
-from autotune.families.cuda.common import WITH_BYTES, CudaFamily
-from autotune.families.cuda.rules import require_access, require_whole_vectors
+from autotune.families.cuda.common import WITH_BYTES, VectorFamily
+from autotune.families.cuda.rules import require_access
 from autotune.families.shared_rules import RESULT, CastFamily
 from autotune.ir import BYTE_FORMATS, Epilogue
 from autotune.ir.operators import Cast, Elementwise
@@ -25,7 +25,7 @@ def _cost(problem: Elementwise | Cast, config: Config, arch: Architecture) -> fl
     return 8 / vector * (1 + 0.1 / items) * float(idle**0.25) + abs(threads - 128) / 1024
 
 
-class CudaElementwise(CudaFamily[Elementwise]):
+class CudaElementwise(VectorFamily[Elementwise]):
     """A lone epilogue."""
 
     name = "cuda_elementwise"
@@ -34,17 +34,11 @@ class CudaElementwise(CudaFamily[Elementwise]):
     dtypes = WITH_BYTES
     parameters = _PARAMETERS
 
-    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
-        yield require_access(int(config["vector"]), dtype)
-
-    def unfit(self, problem: Elementwise, config: Config, arch: Architecture) -> Rules:
-        yield require_whole_vectors(problem.c, int(config["vector"]))
-
     def cost(self, problem: Elementwise, config: Config, arch: Architecture) -> float:
         return _cost(problem, config, arch)
 
 
-class CudaCast(CastFamily, CudaFamily[Cast]):
+class CudaCast(CastFamily, VectorFamily[Cast]):
     """The kernel of a lone epilogue, which stores another type."""
 
     name = "cuda_cast"
@@ -53,13 +47,8 @@ class CudaCast(CastFamily, CudaFamily[Cast]):
     parameters = (RESULT, *_PARAMETERS)
 
     def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
-        yield require_access(int(config["vector"]), dtype)
-        yield require_access(int(config["vector"]), str(config["result"]))
         yield from super().illegal(config, arch, dtype, epilogue)
-
-    def unfit(self, problem: Cast, config: Config, arch: Architecture) -> Rules:
-        yield require_whole_vectors(problem.c, int(config["vector"]))
-        yield from super().unfit(problem, config, arch)
+        yield require_access(int(config["vector"]), str(config["result"]))
 
     def cost(self, problem: Cast, config: Config, arch: Architecture) -> float:
         return _cost(problem, config, arch)

@@ -70,9 +70,8 @@ def _cycles(problem: ExpandDepthwise, tile: Tile, parts: int, arch: Architecture
 
     The weights are estimates from instruction rates, not fitted.
     """
-    shared = tile.shared_bytes(problem.c, problem.dtype) + arch.reserved_shared
-    registers = (tile.registers() + 80) * tile.threads
-    resident = max(1, min(arch.sm_shared // shared, arch.sm_threads // tile.threads, arch.sm_registers // registers))
+    shared = tile.shared_bytes(problem.c, problem.dtype)
+    resident = arch.resident_blocks(tile.threads, tile.registers() + 80, shared)
     channels = ceil(problem.c / 16) * 16
     product = tile.rows * tile.chunk * channels / (arch.mma_rate or 512)
     outputs = tile.tile_h * tile.tile_w * tile.chunk
@@ -127,22 +126,12 @@ class CudaExpandDepthwise(TensorCoreFamily[ExpandDepthwise]):
             problem.stride[0] == problem.stride[1] in _STRIDES, "the stride must be 1 or 2, the same along both axes"
         )
 
-    def candidate_values(
-        self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: ExpandDepthwise | None
-    ) -> tuple[Value, ...]:
-        if problem and parameter.name == "filter":
-            return (problem.r,) if problem.r in parameter.values else ()
-        if problem and parameter.name == "stride":
-            return (problem.stride[0],) if problem.stride[0] in parameter.values else ()
-        return parameter.values
+    def decided(self, problem: ExpandDepthwise) -> Mapping[str, Value]:
+        return {"filter": problem.r, "stride": problem.stride[0]}
 
     def unfit(self, problem: ExpandDepthwise, config: Config, arch: Architecture) -> Rules:
         tile = Tile.from_config(config)
-        compiled = (tile.filter, tile.stride)
-        yield require(
-            compiled == (problem.r, problem.stride[0]),
-            f"it is compiled for (filter, stride) {compiled}; needed: {(problem.r, problem.stride[0])}",
-        )
+        yield from super().unfit(problem, config, arch)
         yield require_shared(arch, tile.shared_bytes(problem.c, problem.dtype))
         yield require(
             tile.tile_h < 2 * problem.p and tile.tile_w < 2 * problem.q, "a smaller tile wastes less of the block"

@@ -6,8 +6,7 @@ row above is pooled and stored, and image rows stay in registers for all rows of
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import TypeVar
@@ -205,18 +204,9 @@ def window_rules(problem: Conv2d | Conv2dWgrad | FirstLayers, strides: tuple[int
     yield require(problem.k % 8 == 0, "k must be a multiple of 8")
 
 
-def fit_rules(k: int, config: Config, decided: Mapping[str, Value]) -> Rules:
-    """Yield that a config has the values that its problem decides, and no tile for k channels that is half empty."""
-    for parameter, value in decided.items():
-        yield require(config[parameter] == value, f"{parameter} must be {value}; it is {config[parameter]}")
-    yield require(k > 32 or int(config["tile_k"]) <= 32, "tile_k must be 32 if k <= 32: half a tile would be empty")
-
-
-def fitting_values(parameter: Parameter, k: int, decided: Mapping[str, Value]) -> tuple[Value, ...]:
-    """Return the values of a parameter for which `fit_rules` can hold."""
-    if parameter.name == "tile_k" and k <= 32:
-        return (32,)
-    return (decided[parameter.name],) if parameter.name in decided else parameter.values
+def window_values(problem: Conv2d | Conv2dWgrad | FirstLayers) -> dict[str, Value]:
+    """Return the parameters that a problem's window and channels decide; a tile of 64 channels is not half empty."""
+    return {"filter": problem.r, "channels": problem.c, **({"tile_k": 32} if problem.k <= 32 else {})}
 
 
 def widest_access(elements: int) -> int:
@@ -252,20 +242,11 @@ class FewChannelsFamily(TensorCoreFamily[P]):
     launch_parameters = (Parameter("walk", _WALKS, "tiles below each other a block"),)
     compile_seconds = (1.2, 1.5)
 
-    @abstractmethod
     def decided(self, problem: P) -> Mapping[str, Value]:
-        """Return the parameters that have only one value for a problem, with that value."""
+        return window_values(problem)
 
     def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
         yield from _shape_rules(FewChannelsShape.from_config(config), arch)
-
-    def candidate_values(
-        self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: P | None
-    ) -> Sequence[Value]:
-        return parameter.values if problem is None else fitting_values(parameter, problem.k, self.decided(problem))
-
-    def unfit(self, problem: P, config: Config, arch: Architecture) -> Rules:
-        yield from fit_rules(problem.k, config, self.decided(problem))
 
     def launches(self, problem: P, config: Config, arch: Architecture) -> list[Launch]:
         tiles = ceil(problem.p / int(config["rows"]))
@@ -277,9 +258,7 @@ class FewChannelsFamily(TensorCoreFamily[P]):
         Latencies (100, 250, 600, 1500 cycles) and the 80 bytes a cycle of an SM are estimates, not fitted.
         """
         x = FewChannelsShape.from_config(config)
-        by_shared = arch.sm_shared // (x.shared_bytes + arch.reserved_shared)
-        by_registers = arch.sm_registers // (x.registers * x.threads)
-        resident = max(1, min(by_shared, by_registers, arch.sm_threads // x.threads))
+        resident = arch.resident_blocks(x.threads, x.registers, x.shared_bytes)
         rate = 1.0 if x.wgmma else arch.mma_cycles  # cycles of 16 x 8 x 16 products
         best = float("inf")
         for launch in self.launches(problem, config, arch):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from autotune.core import Architecture, ceil_div
 from autotune.families.base import Config, Parameter, Rules, require
-from autotune.families.cuda.common import WITH_BYTES, CudaFamily
-from autotune.families.cuda.rules import require_access, require_whole_vectors
+from autotune.families.cuda.common import WITH_BYTES, VectorFamily
 from autotune.ir import Epilogue
 from autotune.ir.operators import GlobalAvgPool2d
 
 
-class CudaGlobalAvgPool2d(CudaFamily[GlobalAvgPool2d]):
+class CudaGlobalAvgPool2d(VectorFamily[GlobalAvgPool2d]):
     """The mean of each image: the threads of a block share the pixels of some channels."""
 
     name = "cuda_global_avg_pool2d"
@@ -25,11 +24,8 @@ class CudaGlobalAvgPool2d(CudaFamily[GlobalAvgPool2d]):
 
     def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
         threads = int(config["groups"]) * int(config["lanes"])
-        yield require_access(int(config["vector"]), dtype)
+        yield from super().illegal(config, arch, dtype, epilogue)
         yield require(32 <= threads <= 512, f"a block must have 32 to 512 threads; groups times lanes is {threads}")
-
-    def unfit(self, problem: GlobalAvgPool2d, config: Config, arch: Architecture) -> Rules:
-        yield require_whole_vectors(problem.c, int(config["vector"]))
 
     def cost(self, problem: GlobalAvgPool2d, config: Config, arch: Architecture) -> float:
         """Rank by dependent reads for each wave of blocks: those of a thread, and those that add up threads' sums."""

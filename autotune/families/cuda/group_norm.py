@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from autotune.core import Architecture, ceil_div
-from autotune.families.base import Config, Launch, Parameter, Rules
-from autotune.families.cuda.common import CudaFamily
-from autotune.families.cuda.rules import require_access, require_whole_vectors
-from autotune.ir import DTYPES, Epilogue
+from autotune.families.base import Config, Launch, Parameter
+from autotune.families.cuda.common import VectorFamily
+from autotune.ir import DTYPES
 from autotune.ir.operators import GroupNorm
 
 _TOGETHER = Parameter("together", (1, 2, 4, 8, 16, 32, 64), "neighbouring groups a block")
@@ -46,7 +45,7 @@ def shared_bytes(problem: GroupNorm, config: Config, launch: Launch) -> int:
     return threads * (vector + 1) * 4 + held
 
 
-class CudaGroupNorm(CudaFamily[GroupNorm]):
+class CudaGroupNorm(VectorFamily[GroupNorm]):
     """Group normalization: a thread block for some groups of an image."""
 
     name = "cuda_group_norm"
@@ -57,12 +56,6 @@ class CudaGroupNorm(CudaFamily[GroupNorm]):
         Parameter("threads", (128, 256, 512, 1024), "threads a block"),
     )
     launch_parameters = (_TOGETHER, _HOLD)
-
-    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
-        yield require_access(int(config["vector"]), dtype)
-
-    def unfit(self, problem: GroupNorm, config: Config, arch: Architecture) -> Rules:
-        yield require_whole_vectors(problem.c, int(config["vector"]))
 
     def launches(self, problem: GroupNorm, config: Config, arch: Architecture) -> list[Launch]:
         launches = [

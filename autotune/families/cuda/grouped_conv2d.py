@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
 from autotune.core import Architecture
 from autotune.families.base import Config, ConfigNumbers, Parameter, Rules, Value, require
 from autotune.families.cuda.common import TensorCoreFamily
-from autotune.families.cuda.rules import require_registers, require_shared, require_square_window, require_window
+from autotune.families.cuda.rules import require_registers, require_shared, require_square_window
 from autotune.ir import Epilogue
 from autotune.ir.operators import Conv2d
 
@@ -99,27 +99,21 @@ class CudaGroupedConv2d(TensorCoreFamily[Conv2d]):
 
     def candidate_values(
         self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Conv2d | None
-    ) -> tuple[Value, ...]:
+    ) -> Sequence[Value]:
         if parameter.name == "channels":  # whole groups
             inner = max(int(chosen["width"]), _VECTOR)
             fitting = tuple(value for value in parameter.values if int(value) % inner == 0)
             return tuple(value for value in fitting if problem is None or int(value) < 2 * max(problem.c, 32))
         if problem is None:
             return parameter.values
-        given = {"filter": problem.r, "stride": problem.stride[0], "width": problem.c // problem.groups}
-        if parameter.name in given:
-            return tuple(value for value in parameter.values if value == given[parameter.name])
         if parameter.name == "rows":  # no tile is more than half empty, if a smaller one exists
             return tuple(value for value in parameter.values if int(value) < 2 * max(problem.p, 4))
         if parameter.name == "columns":
             return tuple(value for value in parameter.values if int(value) < 2 * max(problem.q, 8))
-        return parameter.values
+        return super().candidate_values(parameter, chosen, arch, dtype, problem)
 
-    def unfit(self, problem: Conv2d, config: Config, arch: Architecture) -> Rules:
-        tile = Tile.from_config(config)
-        width = problem.c // problem.groups
-        yield require(width == tile.width, f"this kernel is compiled for groups of {tile.width}, not {width}")
-        yield require_window(problem, _FILTERS, _STRIDES, (tile.filter, tile.stride))
+    def decided(self, problem: Conv2d) -> Mapping[str, Value]:
+        return {"filter": problem.r, "stride": problem.stride[0], "width": problem.c // problem.groups}
 
     def cost(self, problem: Conv2d, config: Config, arch: Architecture) -> float:
         """Estimate cycles: rounds of blocks, each bound by products, shared memory or loads, plus waits.
@@ -129,9 +123,7 @@ class CudaGroupedConv2d(TensorCoreFamily[Conv2d]):
         tile = Tile.from_config(config)
         tiles = problem.n * ceil(problem.p / tile.rows) * ceil(problem.q / tile.columns)
         blocks = tiles * ceil(problem.c / tile.channels)
-        by_shared = arch.sm_shared // (tile.shared_bytes + arch.reserved_shared)
-        by_registers = arch.sm_registers // (tile.registers * tile.threads)
-        resident = max(1, min(by_shared, by_registers, arch.sm_threads // tile.threads))
+        resident = arch.resident_blocks(tile.threads, tile.registers, tile.shared_bytes)
         sharing = min(resident, ceil(blocks / arch.processors))
         count = tile.threads // 32 * tile.tiles * tile.products
         products = count * 16 * 16 * 8 / (arch.mma_rate or 512)

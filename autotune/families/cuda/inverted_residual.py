@@ -300,13 +300,14 @@ class CudaInvertedResidual(TensorCoreFamily[InvertedResidual]):
             return (_WIDTHS if parameter.name == "tile_w" else _STRIPS)[int(chosen["tile_h"])]
         if parameter.name == "images" and (chosen["tile_h"], chosen["tile_w"]) not in _WHOLE_IMAGES:
             return parameter.values[:1]
-        needed = {"filter": problem.r, "stride": problem.stride[0], "columns": _columns(problem)} if problem else {}
-        return [value for value in parameter.values if value == needed.get(parameter.name, value)]
+        return super().candidate_values(parameter, chosen, arch, dtype, problem)
+
+    def decided(self, problem: InvertedResidual) -> Mapping[str, Value]:
+        return {"filter": problem.r, "stride": problem.stride[0], "columns": _columns(problem)}
 
     def unfit(self, problem: InvertedResidual, config: Config, arch: Architecture) -> Rules:
         tile = Tile.from_config(config)
-        compiled, needed = (tile.filter, tile.stride, tile.columns), (problem.r, problem.stride[0], _columns(problem))
-        yield require(compiled == needed, f"it is compiled for (filter, stride, columns) {compiled}; needed: {needed}")
+        yield from super().unfit(problem, config, arch)
         too_tall = tile.tile_h >= 2 * problem.p and tile.tile_h > min(_WIDTHS)
         too_wide = tile.tile_w >= 2 * problem.q and tile.tile_w > min(_WIDTHS[tile.tile_h])
         yield require(not too_tall and not too_wide, "a smaller tile wastes less of the block")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
 from autotune.core import Architecture
 from autotune.families.base import Config, ConfigNumbers, Parameter, Rules, Value, require
 from autotune.families.cuda.common import TensorCoreFamily
-from autotune.families.cuda.rules import require_registers, require_shared, require_square_window, require_window
+from autotune.families.cuda.rules import require_registers, require_shared, require_square_window
 from autotune.ir import Epilogue
 from autotune.ir.operators import Conv2d
 
@@ -95,7 +95,7 @@ class CudaMmaDepthwiseConv2d(TensorCoreFamily[Conv2d]):
 
     def candidate_values(
         self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Conv2d | None
-    ) -> tuple[Value, ...]:
+    ) -> Sequence[Value]:
         if problem is None:
             return parameter.values
         if parameter.name == "rows":  # no tile is more than half empty, if a smaller one exists
@@ -104,11 +104,10 @@ class CudaMmaDepthwiseConv2d(TensorCoreFamily[Conv2d]):
             return tuple(value for value in parameter.values if 8 * int(value) < 2 * max(problem.q, 8))
         if parameter.name == "channels":
             return tuple(value for value in parameter.values if int(value) < 2 * max(problem.c, 16))
-        return parameter.values
+        return super().candidate_values(parameter, chosen, arch, dtype, problem)
 
-    def unfit(self, problem: Conv2d, config: Config, arch: Architecture) -> Rules:
-        tile = Tile.from_config(config)
-        yield require_window(problem, _FILTERS, _STRIDES, (tile.filter, tile.stride))
+    def decided(self, problem: Conv2d) -> Mapping[str, Value]:
+        return {"filter": problem.r, "stride": problem.stride[0]}
 
     def cost(self, problem: Conv2d, config: Config, arch: Architecture) -> float:
         """Estimate cycles: rounds of blocks, each bound by products, shared memory or loads, plus waits.
@@ -118,9 +117,7 @@ class CudaMmaDepthwiseConv2d(TensorCoreFamily[Conv2d]):
         tile = Tile.from_config(config)
         tiles = ceil(problem.n / tile.images) * ceil(problem.p / tile.rows) * ceil(problem.q / tile.columns)
         blocks = ceil(tiles / tile.walk) * ceil(problem.c / tile.channels)
-        by_shared = arch.sm_shared // (tile.shared_bytes + arch.reserved_shared)
-        by_registers = arch.sm_registers // (tile.registers * tile.threads)
-        resident = max(1, min(by_shared, by_registers, arch.sm_threads // tile.threads))
+        resident = arch.resident_blocks(tile.threads, tile.registers, tile.shared_bytes)
         sharing = min(resident, ceil(blocks / arch.processors))
         warps, bands = tile.threads // 32, tile.filter * tile.stride
         products = warps * _VECTOR * bands * tile.tiles * 16 * 16 * 8 / (arch.mma_rate or 512)

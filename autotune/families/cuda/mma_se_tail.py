@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from autotune.core import Architecture
+from autotune.core import Architecture, round_up
 from autotune.families.base import Config, ConfigNumbers, Launch, Parameter, Rules, Value, require
 from autotune.families.cuda.common import TensorCoreFamily
 from autotune.ir import Epilogue
@@ -33,11 +34,6 @@ class _SeTailShape(ConfigNumbers):
 def _tensors(epilogue: Epilogue) -> int:
     """Return how many tensors the epilogue reads."""
     return sum(argument.kind == "tensor" for argument in epilogue.arguments)
-
-
-def _hidden_columns(problem: SeTail) -> int:
-    """Return the hidden values, rounded up to whole steps of 16."""
-    return ceil(problem.hidden / 16) * 16
 
 
 class CudaMmaSeTail(TensorCoreFamily[SeTail]):
@@ -71,16 +67,8 @@ class CudaMmaSeTail(TensorCoreFamily[SeTail]):
             f"hidden must be a multiple of 4, at most {_MAX_HIDDEN}",
         )
 
-    def candidate_values(
-        self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: SeTail | None
-    ) -> tuple[Value, ...]:
-        return (_hidden_columns(problem),) if problem and parameter.name == "hidden" else parameter.values
-
-    def unfit(self, problem: SeTail, config: Config, arch: Architecture) -> Rules:
-        needed = _hidden_columns(problem)
-        yield require(
-            config["hidden"] == needed, f"it has room for {config['hidden']} hidden values; the problem needs {needed}"
-        )
+    def decided(self, problem: SeTail) -> Mapping[str, Value]:
+        return {"hidden": round_up(problem.hidden, 16)}
 
     def launches(self, problem: SeTail, config: Config, arch: Architecture) -> list[Launch]:
         """Return numbers of images that a block's threads can hold with more than half of the kept registers in use."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.core import Architecture, ceil_div
@@ -97,10 +97,6 @@ class _Shape:
         return rounds * max(products, read)
 
 
-def _decided(problem: Conv2dWgrad) -> dict[str, int]:
-    return {"filter": problem.r, "channels": problem.c, "stride": problem.stride[0]}
-
-
 def _columns(problem: Conv2dWgrad) -> list[int]:
     """Return the widths of strips that leave the fewest columns empty, and those that leave a fifth more at most."""
     covered = {columns: ceil_div(problem.q, columns) * columns for columns in _COLUMNS}
@@ -153,15 +149,16 @@ class CudaNarrowConv2dWgrad(TensorCoreFamily[Conv2dWgrad]):
 
     def candidate_values(
         self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Conv2dWgrad | None
-    ) -> tuple[Value, ...]:
-        if problem is None:
-            return parameter.values
-        if parameter.name == "tile_q":
-            return tuple(_columns(problem))
-        return few_channels.fitting_values(parameter, problem.k, _decided(problem))
+    ) -> Sequence[Value]:
+        if problem and parameter.name == "tile_q":
+            return _columns(problem)
+        return super().candidate_values(parameter, chosen, arch, dtype, problem)
+
+    def decided(self, problem: Conv2dWgrad) -> Mapping[str, Value]:
+        return {**few_channels.window_values(problem), "stride": problem.stride[0]}
 
     def unfit(self, problem: Conv2dWgrad, config: Config, arch: Architecture) -> Rules:
-        yield from few_channels.fit_rules(problem.k, config, _decided(problem))
+        yield from super().unfit(problem, config, arch)
         yield require(
             int(config["tile_q"]) in _columns(problem),
             f"strips of {config['tile_q']} columns leave too many of them empty",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from autotune.core import Architecture, ceil_div
 from autotune.families.base import CHANNELS_LAST, Config, Launch, Parameter, Rules, Value, require
@@ -42,16 +42,8 @@ class CudaPatchConv2d(TensorCoreFamily[PatchConv2d]):
         yield require(problem.k % 8 == 0, "k must be a multiple of 8")
         yield require(_steps(problem) in _STEPS, f"c*block*block/16, rounded up, must be one of {_STEPS}")
 
-    def candidate_values(
-        self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: PatchConv2d | None
-    ) -> Sequence[Value]:
-        return (_steps(problem),) if problem and parameter.name == "steps" else parameter.values
-
-    def unfit(self, problem: PatchConv2d, config: Config, arch: Architecture) -> Rules:
-        yield require(
-            config["steps"] == _steps(problem),
-            f"it takes {config['steps']} steps along K; the problem needs {_steps(problem)}",
-        )
+    def decided(self, problem: PatchConv2d) -> Mapping[str, Value]:
+        return {"steps": _steps(problem)}
 
     def launches(self, problem: PatchConv2d, config: Config, arch: Architecture) -> list[Launch]:
         return [{CHANNELS_LAST.name: 0}]

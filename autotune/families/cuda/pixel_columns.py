@@ -8,9 +8,8 @@ from typing import TypeVar
 
 from autotune.core import Architecture, ceil_div
 from autotune.families.base import Config, Launch, Parameter, Rules, require
-from autotune.families.cuda.common import CudaFamily
-from autotune.families.cuda.rules import require_access, require_whole_vectors
-from autotune.ir import DTYPES, Epilogue
+from autotune.families.cuda.common import VectorFamily
+from autotune.ir import DTYPES
 from autotune.ir.operators import BatchNormGradient, BatchNormGradientSums, BatchNormStatistics
 from autotune.ir.problem.base import Images
 
@@ -43,7 +42,7 @@ def _shape(problem: Images, config: Config) -> tuple[int, int]:
     )
 
 
-class PixelColumnsFamily(CudaFamily[P]):
+class PixelColumnsFamily(VectorFamily[P]):
     """Kernels whose threads own neighbouring channels and walk the pixels.
 
     Attributes:
@@ -61,9 +60,6 @@ class PixelColumnsFamily(CudaFamily[P]):
     )
     launch_parameters = (_SPLITS,)
 
-    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
-        yield require_access(int(config["vector"]), dtype)
-
     def unsupported(self, problem: P) -> Rules:
         pixels = problem.n * problem.h * problem.w
         yield require(pixels < _MAX_PIXELS, f"there must be less than {_MAX_PIXELS} pixels; there are {pixels}")
@@ -71,7 +67,7 @@ class PixelColumnsFamily(CudaFamily[P]):
     def unfit(self, problem: P, config: Config, arch: Architecture) -> Rules:
         vector, _, columns, _ = _numbers(config)
         widest = math.gcd(problem.c, 4)
-        yield require_whole_vectors(problem.c, vector)
+        yield from super().unfit(problem, config, arch)
         yield require(vector >= widest, f"an access of {widest} channels is possible, and faster than one of {vector}")
         yield require(
             columns == 4 or columns // 2 * vector < problem.c,

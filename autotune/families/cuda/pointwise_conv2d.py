@@ -77,16 +77,8 @@ class CudaPointwiseConv2d(TensorCoreFamily[Conv2d | Gemm]):
         yield require_product(problem)
         yield require_addressable(problem)
 
-    def candidate_values(
-        self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Conv2d | Gemm | None
-    ) -> tuple[Value, ...]:
-        return (_steps(problem),) if problem and parameter.name == "steps" else parameter.values
-
-    def unfit(self, problem: Conv2d | Gemm, config: Config, arch: Architecture) -> Rules:
-        yield require(
-            config["steps"] == _steps(problem),
-            f"it takes {config['steps']} steps of 32 input channels; the problem needs {_steps(problem)}",
-        )
+    def decided(self, problem: Conv2d | Gemm) -> Mapping[str, Value]:
+        return {"steps": _steps(problem)}
 
     def launches(self, problem: Conv2d | Gemm, config: Config, arch: Architecture) -> list[Launch]:
         shape = _PointwiseShape.from_config(config)

@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import ceil
 
 from autotune.core import Architecture
-from autotune.families.base import Config, ConfigNumbers, Parameter, Rules, require
+from autotune.families.base import Config, Parameter, Rules, require
 from autotune.families.cuda import known_window
 from autotune.families.cuda.common import WITH_BYTES
 from autotune.families.cuda.rules import require_access
-from autotune.ir import DTYPES, Epilogue
+from autotune.ir import Epilogue
 from autotune.ir.operators import AvgPool2d, ClippedAvgPool2d, MaxPool2d, Pool2d
 
 _MAX_REGISTERS = 128  # of a thread's windows and one input row
-
-
-@dataclass(frozen=True)
-class _PoolTile(ConfigNumbers):
-    """The outputs of a thread. filter, stride: 0 if they are not known when the kernel is compiled."""
-
-    filter: int
-    stride: int
-    vector: int
-    columns: int
-    rows: int
-    threads: int
-
-    def registers(self, dtype: str) -> int:
-        """Return the registers of a thread for float32 windows and one input row."""
-        line = (self.columns - 1) * self.stride + self.filter
-        return self.rows * self.columns * self.vector + ceil(line * self.vector * DTYPES[dtype].itemsize / 4)
 
 
 class PoolFamily(known_window.WindowFamily[Pool2d]):
@@ -55,7 +37,7 @@ class PoolFamily(known_window.WindowFamily[Pool2d]):
     clipped = False
 
     def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
-        tile = _PoolTile.from_config(config)
+        tile = known_window.WindowTile.from_config(config)
         yield from super().illegal(config, arch, dtype, epilogue)
         yield require(
             tile.filter or tile.rows * tile.columns == 1,
@@ -69,7 +51,7 @@ class PoolFamily(known_window.WindowFamily[Pool2d]):
 
     def cost(self, problem: Pool2d, config: Config, arch: Architecture) -> float:
         """Rank by accesses an output; they cost more where too few threads hide their latency."""
-        tile = _PoolTile.from_config(config)
+        tile = known_window.WindowTile.from_config(config)
         tall = (tile.rows - 1) * problem.stride[0] + problem.r
         wide = (tile.columns - 1) * problem.stride[1] + problem.s
         accesses = (tall * wide / (tile.rows * tile.columns) + 1) * 8 / tile.vector

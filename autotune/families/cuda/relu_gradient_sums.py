@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from autotune.core import Architecture, ceil_div
 from autotune.families.base import Config, Parameter, Rules, require
-from autotune.families.cuda.common import CudaFamily
-from autotune.families.cuda.rules import require_access, require_whole_vectors
+from autotune.families.cuda.common import VectorFamily
 from autotune.ir import Epilogue
 from autotune.ir.operators import ReluGradientSums
 
@@ -13,7 +12,7 @@ _SHARED_BYTES = 48 * 1024
 _ROWS = 4
 
 
-class CudaReluGradientSums(CudaFamily[ReluGradientSums]):
+class CudaReluGradientSums(VectorFamily[ReluGradientSums]):
     """The input gradient of a ReLU with sums over each image: a block's threads share the pixels of some channels."""
 
     name = "cuda_relu_gradient_sums"
@@ -30,14 +29,11 @@ class CudaReluGradientSums(CudaFamily[ReluGradientSums]):
     def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
         threads = int(config["groups"]) * int(config["lanes"])
         shared = threads * int(config["vector"]) * _ROWS * 4
-        yield require_access(int(config["vector"]), dtype)
+        yield from super().illegal(config, arch, dtype, epilogue)
         yield require(32 <= threads <= 512, f"a block must have 32 to 512 threads; groups times lanes is {threads}")
         yield require(
             shared <= _SHARED_BYTES, f"the threads' sums take {shared} bytes of shared memory, more than 48 KB"
         )
-
-    def unfit(self, problem: ReluGradientSums, config: Config, arch: Architecture) -> Rules:
-        yield require_whole_vectors(problem.c, int(config["vector"]))
 
     def cost(self, problem: ReluGradientSums, config: Config, arch: Architecture) -> float:
         """Rank by accesses of a thread one after the other, and by threads that have no pixel or no channel."""

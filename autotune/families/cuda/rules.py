@@ -5,7 +5,7 @@ from __future__ import annotations
 from autotune.core import Architecture
 from autotune.families.base import Rules, require
 from autotune.ir import DTYPES
-from autotune.ir.operators import Conv2d, Pool2d
+from autotune.ir.operators import Conv2d
 
 _ACCESS_BYTES = 16  # of the widest load and store of a thread: CUDA C++ Programming Guide, "Device Memory Accesses"
 
@@ -43,27 +43,6 @@ def resident_rules(arch: Architecture, resident: int, shared_bytes: int) -> Rule
 def require_whole_vectors(channels: int, vector: int) -> str | None:
     """Require that the channels are whole vectors."""
     return require(channels % vector == 0, f"c must be a multiple of the vector: {channels} is not one of {vector}")
-
-
-def require_window(
-    problem: Conv2d | Pool2d, filters: tuple[int, ...], strides: tuple[int, ...], compiled: tuple[int, int]
-) -> str | None:
-    """Require that a kernel is the one compiled for the problem's window.
-
-    Args:
-        problem: A problem with a window.
-        filters: Sides of square windows that kernels are compiled for.
-        strides: Strides, the same along both axes, that kernels are compiled for.
-        compiled: The (side, stride) that the kernel is compiled for; (0, 0) is the kernel for all other windows.
-    """
-    square = problem.r == problem.s and problem.stride[0] == problem.stride[1]
-    dense = not isinstance(problem, Conv2d) or problem.dilation == (1, 1)
-    in_list = problem.r in filters and problem.stride[0] in strides
-    needed = (problem.r, problem.stride[0]) if square and dense and in_list else (0, 0)
-    return require(
-        needed == compiled,
-        f"this kernel is compiled for (filter, stride) {compiled}; the problem needs {needed}, where (0, 0) is any",
-    )
 
 
 def require_square_window(problem: Conv2d, filters: tuple[int, ...], strides: tuple[int, ...]) -> str | None:

@@ -48,6 +48,7 @@ class GatedFamily(CudaFamily[P]):
 
     def unfit(self, problem: P, config: Config, arch: Architecture) -> Rules:
         threads = int(config["threads"])
+        yield from super().unfit(problem, config, arch)
         yield require(
             problem.c // VECTOR <= threads, f"c must be at most {VECTOR} times the threads, {VECTOR * threads}"
         )

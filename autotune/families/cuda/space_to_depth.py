@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from autotune.core import Architecture
-from autotune.families.base import CHANNELS_LAST, Config, Launch, Parameter, Rules, require
+from autotune.families.base import CHANNELS_LAST, Config, Launch, Parameter, Rules, Value, require
 from autotune.families.cuda.common import CudaFamily
 from autotune.ir import DTYPES
 from autotune.ir.operators import SpaceToDepth
@@ -30,10 +32,11 @@ class CudaSpaceToDepth(CudaFamily[SpaceToDepth]):
         yield require(problem.block in _BLOCKS, f"block must be one of {_BLOCKS}")
         yield require(problem.w % _VECTOR == 0, f"w must be a multiple of {_VECTOR}")
 
+    def decided(self, problem: SpaceToDepth) -> Mapping[str, Value]:
+        return {"block": problem.block}
+
     def unfit(self, problem: SpaceToDepth, config: Config, arch: Architecture) -> Rules:
-        yield require(
-            config["block"] == problem.block, f"it moves blocks of {config['block']}; the problem has {problem.block}"
-        )
+        yield from super().unfit(problem, config, arch)
         strip_bytes = problem.block * problem.w * problem.c * DTYPES[problem.dtype].itemsize
         shared = int(config["strips"]) * strip_bytes
         yield require(

@@ -45,9 +45,8 @@ class ClusterFamily(ActivationsFamily[P], GatedFamily[P]):
         yield from super().illegal(config, arch, dtype, epilogue)
 
     def unfit(self, problem: P, config: Config, arch: Architecture) -> Rules:
-        yield from ActivationsFamily.unfit(self, problem, config, arch)
         yield require(problem.h * problem.w >= int(config["cluster"]), "each block of a cluster needs a pixel")
-        yield from GatedFamily.unfit(self, problem, config, arch)
+        yield from super().unfit(problem, config, arch)
 
     def launches(self, problem: P, config: Config, arch: Architecture) -> list[Launch]:
         return [{"images": 1}] if config["cluster"] != 1 else super().launches(problem, config, arch)

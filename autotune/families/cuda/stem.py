@@ -30,7 +30,7 @@ class _StemFamily(FewChannelsFamily[P]):
 
     def decided(self, problem: P) -> Mapping[str, Value]:
         access = widest_access(problem.w)
-        return {"filter": problem.r, "channels": problem.c, "pool": int(problem.pool > 1), "access": access}
+        return {**super().decided(problem), "pool": int(problem.pool > 1), "access": access}
 
 
 class CudaStem(_StemFamily[Stem]):
@@ -71,7 +71,7 @@ class CudaNarrowConv2d(FewChannelsFamily[Conv2d]):
 
     def decided(self, problem: Conv2d) -> Mapping[str, Value]:
         access = widest_access(problem.w * problem.c)
-        return {"filter": problem.r, "channels": problem.c, "stride": problem.stride[0], "access": access}
+        return {**super().decided(problem), "stride": problem.stride[0], "access": access}
 
 
 FAMILIES = (CudaStem(), CudaStemCast(), CudaNarrowConv2d())

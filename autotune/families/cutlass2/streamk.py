@@ -92,10 +92,6 @@ class StreamKFamily(Family[P]):
     def work(self, problem: P, tile: ThreadblockTile) -> StreamKWork:
         """Return the work that is distributed."""
 
-    @abstractmethod
-    def decided(self, problem: P) -> Mapping[str, Value]:
-        """Return the parameters behind those of the tile that have only one value for a problem, with that value."""
-
     def tile(self, config: Config, dtype: str) -> ThreadblockTile:
         """Return a config's tile."""
         return tiles.tile_of(config, dtype, self.k_major)
@@ -112,8 +108,6 @@ class StreamKFamily(Family[P]):
         return _tile_values(parameter, chosen, arch, decided.get("alignment"))
 
     def launches(self, problem: P, config: Config, arch: Architecture) -> list[Launch]:
-        if any(config[name] != value for name, value in self.decided(problem).items()):
-            return []
         tile = self.tile(config, problem.dtype)
         work = self.work(problem, tile)
         return [

@@ -147,9 +147,7 @@ class ThreadblockTile:
     def resident(self, arch: Architecture) -> int:
         """Return the blocks an SM holds, by shared memory, threads and estimated registers (90 beside the sums)."""
         registers = min(255, self.accumulator_registers + 90)
-        by_shared = arch.sm_shared // (self.shared_bytes + arch.reserved_shared)
-        by_registers = arch.sm_registers // (registers * self.threads)
-        return max(1, min(by_shared, by_registers, arch.sm_threads // self.threads))
+        return arch.resident_blocks(self.threads, registers, self.shared_bytes)
 
     def with_vector(self, vector: int) -> ThreadblockTile:
         """Return the same tile with another access to the output."""

@@ -9,14 +9,7 @@ from functools import cache
 
 from autotune.core import Architecture
 from autotune.families.base import Rules, first_unmet, require
-from autotune.families.cutlass2.tile import (
-    ACCESS_BITS,
-    BITS,
-    ThreadblockTile,
-    accumulators,
-    dtypes_of,
-    generation_of,
-)
+from autotune.families.cutlass2.tile import ACCESS_BITS, BITS, ThreadblockTile, accumulators, dtypes_of, generation_of
 
 _STORE_BITS = 2048  # that the threads of a warp store of one row at a time, if the row is as long
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from autotune.core import Architecture
 from autotune.families.base import CHANNELS_LAST, Config, Family, Launch, Parameter, Rules, Value, require
@@ -52,22 +52,12 @@ class StemFamily(Family[StemSeBlock]):
         )
         yield from super().illegal(config, arch, dtype, epilogue)
 
-    def candidate_values(
-        self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: StemSeBlock | None
-    ) -> Sequence[Value]:
-        if problem and parameter == IMAGE:
-            return (problem.c,)
-        return super().candidate_values(parameter, chosen, arch, dtype, problem)
-
     def unsupported(self, problem: StemSeBlock) -> Rules:
         yield from image_rules(problem)
         yield from super().unsupported(problem)
 
-    def unfit(self, problem: StemSeBlock, config: Config, arch: Architecture) -> Rules:
-        yield require(
-            config["image"] == problem.c, f"its images have {config['image']} channels; the problem's have {problem.c}"
-        )
-        yield from super().unfit(problem, config, arch)
+    def decided(self, problem: StemSeBlock) -> Mapping[str, Value]:
+        return {IMAGE.name: problem.c}
 
     def launches(self, problem: StemSeBlock, config: Config, arch: Architecture) -> list[Launch]:
         return [{**launch, CHANNELS_LAST.name: 0} for launch in super().launches(problem, config, arch)]

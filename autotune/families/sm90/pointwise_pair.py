@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotune.core import MAX_PROCESSORS, Architecture, ceil_div, round_up
@@ -130,15 +130,6 @@ class Sm90PointwisePair(HopperFamily[PointwisePair]):
             least <= arch.block_shared, f"a block must fit {arch.block_shared} bytes of shared memory; it takes {least}"
         )
 
-    def candidate_values(
-        self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: PointwisePair | None
-    ) -> Sequence[Value]:
-        if problem and parameter.name == "columns":
-            return [columns for columns in _COLUMNS if columns == round_up(problem.k, 32)]
-        if problem and parameter.name == "row_bytes":
-            return (_row_bytes(problem),)
-        return parameter.values
-
     def unsupported(self, problem: PointwisePair) -> Rules:
         sizes = problem.c, problem.hidden, problem.k
         granule = 16 // DTYPES[problem.dtype].itemsize  # TMA's strides are multiples of 16 bytes
@@ -147,12 +138,12 @@ class Sm90PointwisePair(HopperFamily[PointwisePair]):
         yield require(problem.k <= _COLUMNS[-1], f"k must be at most {_COLUMNS[-1]}, the columns of a wgmma")
         yield require(problem.rows < 2**31, "there must be fewer than 2^31 pixels")
 
+    def decided(self, problem: PointwisePair) -> Mapping[str, Value]:
+        return {"columns": round_up(problem.k, 32), "row_bytes": _row_bytes(problem)}
+
     def unfit(self, problem: PointwisePair, config: Config, arch: Architecture) -> Rules:
         shape = PairShape.from_config(config, problem.dtype)
-        wanted, compiled = (round_up(problem.k, 32), _row_bytes(problem)), (shape.columns, shape.row_bytes)
-        yield require(
-            compiled == wanted, f"it is compiled for (columns, row_bytes) {compiled}; the problem needs {wanted}"
-        )
+        yield from super().unfit(problem, config, arch)
         yield require(shape.chunk < 2 * problem.hidden, "a smaller chunk wastes less of the products")
         yield require(
             shape.weight_slots(problem, 1, arch.block_shared), f"a tile must fit {arch.block_shared} bytes of memory"

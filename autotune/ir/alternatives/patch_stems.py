@@ -9,14 +9,7 @@ from autotune.ir.alternatives.wiring import Wiring, common_name
 from autotune.ir.constant_expr import ConstantExpr
 from autotune.ir.epilogue import Epilogue
 from autotune.ir.network import Alternative, Layer
-from autotune.ir.operators import (
-    Conv2d,
-    PatchConv2d,
-    SeBlock,
-    SpaceToDepth,
-    StemSeBlock,
-    StemSeBlockPool,
-)
+from autotune.ir.operators import Conv2d, PatchConv2d, SeBlock, SpaceToDepth, StemSeBlock, StemSeBlockPool
 
 _SCALARS = {"relu", "add_scalar", "mul_scalar", "store", "add"}
 """Steps of a stem and a block that one layer can have: their operands are scalars, and the tensors that it keeps."""

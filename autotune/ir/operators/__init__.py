@@ -57,12 +57,7 @@ from autotune.ir.operators.expand_depthwise import ExpandDepthwise
 from autotune.ir.operators.inverted_residual import InvertedResidual
 from autotune.ir.operators.conv2d_pair import Conv2dPair
 from autotune.ir.operators.se_tail import SeTail
-from autotune.ir.operators.squeeze_excite import (
-    GATE_ACTIVATIONS,
-    HIDDEN_ACTIVATIONS,
-    SeGates,
-    SqueezeExcite,
-)
+from autotune.ir.operators.squeeze_excite import GATE_ACTIVATIONS, HIDDEN_ACTIVATIONS, SeGates, SqueezeExcite
 from autotune.ir.operators.torch_call import CallDevice, OperatorCall, TorchCall, ValueRef, stored_shape
 from autotune.ir.operators.se_resnet9.se_block import SeBlock
 from autotune.ir.operators.se_resnet9.stem_block import StemBlock

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from autotune.ir.operators.pool2d import Pool2d
-from autotune.ir.problem.base import Images, Operand, Tensors, as_nchw, as_nhwc
+from autotune.ir.problem.base import Images, Tensors, as_nchw, as_nhwc
 from autotune.ir.problem.registry import register
 
 
@@ -46,9 +46,6 @@ class AdaptiveAvgPool2d(Images):
     def struct_values(self) -> tuple[int, ...]:
         """Return the sizes; windows and strides differ from pixel to pixel and are 0."""
         return (self.n, self.h, self.w, self.c, 0, 0, self.p, self.q, 0, 0, 0, 0)
-
-    def _inputs(self) -> tuple[Operand, ...]:
-        return (self._x,)
 
     def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
         """Average each window."""

@@ -26,11 +26,6 @@ class _BatchNormPass(Images):
 
     relu: NonNegative = NO_RELU
 
-    @property
-    def flops(self) -> int:
-        """Return 0: only memory bounds it."""
-        return 0
-
     def _image(self, name: str, role: str = "input") -> Operand:
         return Operand(name, role, self._x.shape, self.dtype)
 
@@ -142,11 +137,6 @@ class BatchNormGradient(_BatchNormPass):
         super().__post_init__()
         if self.relu > OWN_RELU:
             raise ProblemError(f"'{self}': relu is 0 or 1")
-
-    @property
-    def output_shape(self) -> tuple[int, ...]:
-        """Return (n, h, w, c)."""
-        return self._x.shape
 
     def _inputs(self) -> tuple[Operand, ...]:
         return (

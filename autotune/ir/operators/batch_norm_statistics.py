@@ -47,11 +47,6 @@ class BatchNormStatistics(Images):
         """Return (5, c)."""
         return (STATISTICS, self.c)
 
-    @property
-    def flops(self) -> int:
-        """Return 0: only memory bounds it."""
-        return 0
-
     def _inputs(self) -> tuple[Operand, ...]:
         return (self._x, Operand("weight", "vector", (self.c,), "f32"), Operand("bias", "vector", (self.c,), "f32"))
 

@@ -16,7 +16,10 @@ from autotune.ir.problem.registry import register
 
 @dataclass(frozen=True, kw_only=True)
 class Convolution(Images):
-    """A convolution or one of its gradients; all sizes are those of the forward pass."""
+    """A convolution or one of its gradients; all sizes are those of the forward pass.
+
+    By default it is the forward pass: of x (n, h, w, c) and weight (k, c/groups, r, s).
+    """
 
     sizes: ClassVar[str] = "n h w c k r s p q stride_h stride_w pad_h pad_w dilation_h dilation_w groups"
     struct: ClassVar[str] = "at_conv2d"
@@ -77,6 +80,13 @@ class Convolution(Images):
         """Return stride, padding, dilation and groups, as torch's convolutions take them."""
         return self.stride, self.pad, self.dilation, self.groups
 
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (self._x, self._weight)
+
+    def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
+        """Convolve."""
+        return self.convolve(tensors["x"], tensors["weight"])
+
     def convolve(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Return the forward pass of x (n, h, w, c) with weight (channels, c/groups, r, s): (n, p, q, channels)."""
         return as_nhwc(F.conv2d(as_nchw(x), weight, None, *self.geometry))
@@ -109,10 +119,3 @@ class Conv2d(Convolution):
     """Forward convolution (cross-correlation): x (n, h, w, c), weight (k, c/groups, r, s), y (n, p, q, k)."""
 
     operator: ClassVar[str] = "conv2d"
-
-    def _inputs(self) -> tuple[Operand, ...]:
-        return (self._x, self._weight)
-
-    def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
-        """Convolve."""
-        return self.convolve(tensors["x"], tensors["weight"])

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from autotune.ir.epilogue import AnchorFunction, Epilogue
 from autotune.ir.operators.conv2d import Convolution
 from autotune.ir.operators.se_gate import apply_gate, gate_flops, gate_operands
@@ -39,10 +37,6 @@ class Conv2dSe(Convolution):
 
     def _inputs(self) -> tuple[Operand, ...]:
         return (self._x, self._weight, *gate_operands(self.k, self.hidden, self.dtype))
-
-    def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
-        """Convolve."""
-        return self.convolve(tensors["x"], tensors["weight"])
 
     def reference_anchors(self, tensors: Tensors) -> tuple[AnchorFunction, ...]:
         """Return the function of `gate`."""

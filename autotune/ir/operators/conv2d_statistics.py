@@ -37,10 +37,6 @@ class Conv2dStatistics(Conv2dWithNorm):
         """Return that of the convolution."""
         return f"{self.convolution.short_name} + statistics"
 
-    def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
-        """Convolve."""
-        return self.convolve(tensors["x"], tensors["weight"])
-
     def operands(self) -> tuple[Operand, ...]:
         """Return x, weight and y, then norm_weight, norm_bias and statistics."""
         of_channels = (Operand(name, "vector", (self.k,), "f32") for name in ("norm_weight", "norm_bias"))

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autotune.ir.operators.conv2d import Conv2d, Convolution
-from autotune.ir.problem.base import Operand
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +21,3 @@ class Conv2dWithNorm(Convolution):
             n=self.n, h=self.h, w=self.w, c=self.c, k=self.k, r=self.r, s=self.s, stride=self.stride, pad=self.pad,
             dilation=self.dilation, groups=self.groups, dtype=self.dtype,
         )  # fmt: skip
-
-    def _inputs(self) -> tuple[Operand, ...]:
-        return (self._x, self._weight)

@@ -38,11 +38,6 @@ class DepthToSpace(Images):
         return (self.n, self.h * self.block[0], self.w * self.block[1], self.c)
 
     @property
-    def flops(self) -> int:
-        """Return 0: data only moves."""
-        return 0
-
-    @property
     def short_name(self) -> str:
         """Return the block, the channels and the image."""
         return f"d2s {self.block[0]}x{self.block[1]} {self.c} @{self.h}x{self.w}"

@@ -39,10 +39,6 @@ class FoldedSe(Convolution):
         first = Operand("w1", "weight", (self.hidden, *self._weight.shape[1:]), self.dtype)
         return (self._x, self._weight, first, *others)
 
-    def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
-        """Convolve."""
-        return self.convolve(tensors["x"], tensors["weight"])
-
     def reference_anchors(self, tensors: Tensors) -> tuple[AnchorFunction, ...]:
         """Return the function of `gate`."""
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from autotune.ir.operators.pixelwise import IMAGE_SIZES, IMAGE_STRUCT
-from autotune.ir.problem.base import Images, Operand, Tensors
+from autotune.ir.problem.base import Images, Tensors
 from autotune.ir.problem.registry import register
 
 
@@ -30,9 +30,6 @@ class GlobalAvgPool2d(Images):
     def flops(self) -> int:
         """Return one addition per value: n h w c."""
         return self.n * self.h * self.w * self.c
-
-    def _inputs(self) -> tuple[Operand, ...]:
-        return (self._x,)
 
     def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
         """Average over h and w."""

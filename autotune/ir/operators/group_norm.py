@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from autotune.core import ProblemError
-from autotune.ir.problem.base import Images, Operand, Tensors, as_nchw, as_nhwc
+from autotune.ir.problem.base import Images, Tensors, as_nchw, as_nhwc
 from autotune.ir.problem.registry import register
 
 
@@ -30,19 +30,6 @@ class GroupNorm(Images):
         super().__post_init__()
         if self.c % self.groups:
             raise ProblemError(f"'{self}': groups must divide c")
-
-    @property
-    def output_shape(self) -> tuple[int, ...]:
-        """Return (n, h, w, c)."""
-        return (self.n, self.h, self.w, self.c)
-
-    @property
-    def flops(self) -> int:
-        """Return 0: only memory bounds it."""
-        return 0
-
-    def _inputs(self) -> tuple[Operand, ...]:
-        return (self._x,)
 
     def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
         """Normalize each group of each image."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from autotune.ir.problem.base import Images, Operand, Tensors
+from autotune.ir.problem.base import Images, Tensors
 
 IMAGE_SIZES = "n h w c"
 IMAGE_STRUCT = "at_pixels"
@@ -19,19 +19,6 @@ class Pixelwise(Images):
 
     sizes: ClassVar[str] = IMAGE_SIZES
     struct: ClassVar[str] = IMAGE_STRUCT
-
-    @property
-    def output_shape(self) -> tuple[int, ...]:
-        """Return (n, h, w, c)."""
-        return (self.n, self.h, self.w, self.c)
-
-    @property
-    def flops(self) -> int:
-        """Return 0: only memory bounds it."""
-        return 0
-
-    def _inputs(self) -> tuple[Operand, ...]:
-        return (self._x,)
 
     def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
         """Return x: the epilogue is the whole arithmetic."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autotune.core import ProblemError
-from autotune.ir.problem.base import Images, Operand, Windowed, output_extent
+from autotune.ir.problem.base import Images, Windowed, output_extent
 from autotune.ir.problem.fields import NonNegative, NonNegativePair, Pair
 
 
@@ -42,9 +42,6 @@ class Pool2d(Windowed, Images):
     @property
     def _window_name(self) -> str:
         return f"{self.r}x{self.s}/{self.stride[0]} {self.c} @{self.h}x{self.w}"
-
-    def _inputs(self) -> tuple[Operand, ...]:
-        return (self._x,)
 
 
 @dataclass(frozen=True, kw_only=True)

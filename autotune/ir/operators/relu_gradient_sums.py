@@ -68,16 +68,6 @@ class ReluGradientSums(Images):
         """Return the number of sums of an image and channel."""
         return 4 if self.product else 2
 
-    @property
-    def output_shape(self) -> tuple[int, ...]:
-        """Return (n, h, w, c)."""
-        return self._x.shape
-
-    @property
-    def flops(self) -> int:
-        """Return 0: only memory bounds it."""
-        return 0
-
     def _windows(self, side: int) -> int:
         return (side + 2 * self.pad - self.pool) // self.stride + 1 if self.pool else 0
 

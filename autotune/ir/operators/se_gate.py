@@ -71,11 +71,6 @@ class SelfGated(Images):
     hidden: int
 
     @property
-    def output_shape(self) -> tuple[int, ...]:
-        """Return (n, h, w, c)."""
-        return (self.n, self.h, self.w, self.c)
-
-    @property
     def flops(self) -> int:
         """Return those of the mean, the scaling and the two matrix products."""
         return self.n * gate_flops(self.h * self.w, self.c, self.hidden)

@@ -37,11 +37,6 @@ class SpaceToDepth(Images):
         return (self.n, self.h // self.block, self.w // self.block, self.block * self.block * self.c)
 
     @property
-    def flops(self) -> int:
-        """Return 0: data only moves."""
-        return 0
-
-    @property
     def short_name(self) -> str:
         """Return the block, the channels and the image."""
         return f"s2d {self.block}x{self.block} {self.c} @{self.h}x{self.w}"

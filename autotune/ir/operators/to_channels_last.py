@@ -32,11 +32,6 @@ class ToChannelsLast(Images):
         """Return (n, h, w, to)."""
         return (self.n, self.h, self.w, self.to)
 
-    @property
-    def flops(self) -> int:
-        """Return 0: data only moves."""
-        return 0
-
     def _inputs(self) -> tuple[Operand, ...]:
         return (self._x_nchw,)
 

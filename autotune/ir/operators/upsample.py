@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from autotune.core import ProblemError, require_one_of
-from autotune.ir.problem.base import Images, Operand, Tensors
+from autotune.ir.problem.base import Images, Tensors
 from autotune.ir.problem.fields import NonNegativePair
 from autotune.ir.problem.registry import register
 
@@ -41,44 +41,20 @@ class Upsample(Images):
         require_one_of("mode of upsample", self.mode, list(MODES))
         if 0 in (self.rows[1], self.columns[1]):
             raise ProblemError(f"'{self}': the second numbers of rows and columns must be at least 1")
-        largest = max(self.slope_h * self.p + self.over_h, self.slope_w * self.q + self.over_w)
-        if largest > _LARGEST:
-            raise ProblemError(f"'{self}': positions exceed 32 bits: write rows and columns in smaller numbers")
+        for ratio, extent in ((self.rows, self.p), (self.columns, self.q)):
+            slope, _, over = self._position(ratio)
+            if slope * extent + over > _LARGEST:
+                raise ProblemError(f"'{self}': positions exceed 32 bits: write rows and columns in smaller numbers")
 
     @property
     def linear(self) -> int:
         """Return 1 if it interpolates, 0 if it takes the nearest pixel."""
         return int(self.mode.startswith("bilinear"))
 
-    @property
-    def slope_h(self) -> int:
-        """Return the numerator's step from an output row to the next; `_position` says of which fraction."""
-        return self._position(self.rows)[0]
-
-    @property
-    def shift_h(self) -> int:
-        """Return the numerator for output row 0."""
-        return self._position(self.rows)[1]
-
-    @property
-    def over_h(self) -> int:
-        """Return the denominator for rows."""
-        return self._position(self.rows)[2]
-
-    @property
-    def slope_w(self) -> int:
-        """Return the numerator's step from an output column to the next."""
-        return self._position(self.columns)[0]
-
-    @property
-    def shift_w(self) -> int:
-        """Return the numerator for output column 0."""
-        return self._position(self.columns)[1]
-
-    @property
-    def over_w(self) -> int:
-        """Return the denominator for columns."""
-        return self._position(self.columns)[2]
+    def struct_values(self) -> tuple[int, ...]:
+        """Return the sizes, and the fractions of `_position` for rows and for columns."""
+        of_axes = (*self._position(self.rows), *self._position(self.columns))
+        return (self.n, self.h, self.w, self.c, self.p, self.q, *of_axes, self.linear)
 
     def _position(self, ratio: tuple[int, int]) -> tuple[int, int, int]:
         """Return (slope, shift, over): output pixel i reads from position (slope i + shift) / over, at least 0."""
@@ -93,17 +69,9 @@ class Upsample(Images):
         return (self.n, self.p, self.q, self.c)
 
     @property
-    def flops(self) -> int:
-        """Return 0: only memory bounds it."""
-        return 0
-
-    @property
     def short_name(self) -> str:
         """Return the mode, the channels and both sizes."""
         return f"{self.mode} {self.c} @{self.h}x{self.w}>{self.p}x{self.q}"
-
-    def _inputs(self) -> tuple[Operand, ...]:
-        return (self._x,)
 
     def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
         """Interpolate along rows, then along columns."""

@@ -27,28 +27,3 @@ from autotune.ir.problem.fields import (
     tensor_dtype_name,
 )
 from autotune.ir.problem.registry import OPERATORS, is_built_in, kind_of, parse, register
-
-__all__ = [
-    "DTYPES",
-    "MAX_OPERANDS",
-    "OPERATORS",
-    "TENSOR_DTYPES",
-    "DtypeName",
-    "FieldType",
-    "NonNegative",
-    "NonNegativePair",
-    "Operand",
-    "Pair",
-    "Problem",
-    "Tensors",
-    "dtype_name",
-    "field_types",
-    "is_built_in",
-    "kind_of",
-    "limit_us",
-    "output_extent",
-    "parse",
-    "register",
-    "tensor_dtype_name",
-    "with_batch",
-]

@@ -224,12 +224,29 @@ def limit_us(problem: Problem, flops_per_us: float, bytes_per_us: float) -> floa
 
 @dataclass(frozen=True, kw_only=True)
 class Images(Problem):
-    """A problem on n images of h x w pixels with c channels."""
+    """A problem on n images of h x w pixels with c channels.
+
+    By default it reads the images x (n, h, w, c), its output has their shape, and only memory bounds it. Others
+    define `_inputs`, `output_shape` and `flops`.
+    """
 
     n: int
     h: int
     w: int
     c: int
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Return (n, h, w, c)."""
+        return (self.n, self.h, self.w, self.c)
+
+    @property
+    def flops(self) -> int:
+        """Return 0: only memory bounds it."""
+        return 0
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (self._x,)
 
     @property
     def _x(self) -> Operand:

@@ -11,19 +11,3 @@ from autotune.libraries.cudnn.library import PACKAGE, library, versions
 from autotune.libraries.cudnn.plans import ExecutionPlan, FoundPlans, find_plans
 from autotune.libraries.cudnn.stored import SerializedPlan, SerializedPlans, bind, offers, summary
 from autotune.libraries.cudnn_names import FAMILY, KIND
-
-__all__ = [
-    "FAMILY",
-    "KIND",
-    "PACKAGE",
-    "ExecutionPlan",
-    "FoundPlans",
-    "SerializedPlan",
-    "SerializedPlans",
-    "bind",
-    "find_plans",
-    "library",
-    "offers",
-    "summary",
-    "versions",
-]

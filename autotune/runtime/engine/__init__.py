@@ -14,18 +14,3 @@ from autotune.runtime.engine._engine import (
     create_stream,
     same_objects,
 )
-
-__all__ = [
-    "ABI_VERSION",
-    "DeviceImage",
-    "EngineError",
-    "FastPath",
-    "Graph",
-    "Prepared",
-    "Program",
-    "RefusedError",
-    "SharedLibrary",
-    "StateWatch",
-    "create_stream",
-    "same_objects",
-]

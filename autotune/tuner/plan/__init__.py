@@ -6,14 +6,3 @@ from autotune.tuner.plan.plan_descent import PlanDescent
 from autotune.tuner.plan.plan_moves import PlanState
 from autotune.tuner.plan.plan_timer import FINAL_ROUNDS, PlanTimer
 from autotune.tuner.plan.settling import Settling
-
-__all__ = [
-    "FINAL_ROUNDS",
-    "CopiedPlan",
-    "PlanDescent",
-    "PlanState",
-    "PlanTimer",
-    "Settling",
-    "copy_plan",
-    "record_copied_plan",
-]

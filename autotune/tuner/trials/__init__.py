@@ -11,20 +11,3 @@ from autotune.tuner.trials.background_pool import (
 from autotune.tuner.trials.device_queues import DeviceQueues, WantedTrial, known_times, record_result, record_unfinished
 from autotune.tuner.trials.kernel_trials import POLL_SECONDS, KernelTrials
 from autotune.tuner.trials.library_trials import LibraryTrials
-
-__all__ = [
-    "POLL_SECONDS",
-    "BackgroundPool",
-    "DeviceQueues",
-    "KernelTrials",
-    "LibraryTrials",
-    "WantedTrial",
-    "is_tried_apart",
-    "is_tried_last",
-    "is_whole",
-    "known_times",
-    "num_cores",
-    "record_result",
-    "record_unfinished",
-    "workers_beside",
-]

@@ -40,10 +40,7 @@ from autotune_cli.baselines import (
     fused_full,
     tensors,
 )
-from autotune_cli.command_line import (
-    default_batch,
-    torch_device,
-)
+from autotune_cli.command_line import default_batch, torch_device
 from autotune_cli.models import Model
 from autotune_cli.record import one_line, provenance, slug, write
 from autotune_cli.training_steps import STEPS, gradients

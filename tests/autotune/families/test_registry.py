@@ -9,11 +9,7 @@ from random_sizes import SIZES
 
 from autotune.core import ARCHITECTURES, UnknownNameError, architecture
 from autotune.families import DEVICE_IMAGE, PERMISSIONS, SHARED_LIBRARY, families, family, serving
-from autotune.ir import (
-    BYTE_FORMATS,
-    Epilogue,
-    parse,
-)
+from autotune.ir import BYTE_FORMATS, Epilogue, parse
 
 # -- what families declare -------------------------------------------------------------------
 

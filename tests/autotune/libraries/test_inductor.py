@@ -9,6 +9,7 @@ import psutil
 import pytest
 import torch
 import torch._inductor.config  # reads CXX when it is imported, which a test changes
+from architectures import Function
 from comparison import relative_error
 from processes import HANG, in_threads
 from random_networks import draw
@@ -228,18 +229,16 @@ def test_the_measuring_process_verifies_and_times_it_and_leaves_no_process():
     assert set(mine.children(recursive=True)) <= before
 
 
-class Gated(nn.Module):
-    """Convolutions by one pixel: small, with and without a bias, strided, and too large for a product."""
+def gated():
+    """Return convolutions by one pixel: small, with and without a bias, strided, and too large for a product."""
 
-    def __init__(self):
-        super().__init__()
-        self.large, self.strided = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 1, stride=4)
-        self.small, self.gate = nn.Conv2d(16, 8, 1, bias=False), nn.Conv2d(8, 8, 1)
-        self.norm = nn.BatchNorm2d(8)
+    def forward(m, x):
+        x = m.norm(m.small(m.strided(m.large(x).relu())))
+        return x * m.gate(x.mean((2, 3), keepdim=True)).sigmoid()
 
-    def forward(self, x):
-        x = self.norm(self.small(self.strided(self.large(x).relu())))
-        return x * self.gate(x.mean((2, 3), keepdim=True)).sigmoid()
+    large = {"large": nn.Conv2d(3, 16, 1), "strided": nn.Conv2d(16, 16, 1, stride=4)}
+    small = {"small": nn.Conv2d(16, 8, 1, bias=False), "gate": nn.Conv2d(8, 8, 1)}
+    return Function(forward, **large, **small, norm=nn.BatchNorm2d(8))
 
 
 @pytest.mark.compile
@@ -254,7 +253,7 @@ def test_small_convolutions_by_one_pixel_are_products(empty_db, monkeypatch, mem
 
     monkeypatch.setattr(inductor, "_write_small_convolutions_as_products", spy)
     torch.manual_seed(0)
-    plain, x = Gated().eval(), images(1, size=96).contiguous(memory_format=memory_format)
+    plain, x = gated().eval(), images(1, size=96).contiguous(memory_format=memory_format)
     network = FusedResNet.from_model(plain, empty_db, compile=True)
     assert relative_error(network(x), exact(plain, x)) < 1e-5
     assert (written.count("aten.linear.default"), written.count("aten.conv2d.default")) == (2, 2)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from architectures import Function
 from torch import nn
 
 from autotune.libraries.inductor_nan import KeepNan
@@ -17,24 +18,19 @@ ACTIVATIONS = {
 """All activations that Inductor joins with a convolution of oneDNN."""
 
 
-class Activated(nn.Module):
-    """Each activation behind a convolution, and ReLU behind the sum of a convolution and another tensor."""
-
-    def __init__(self):
-        super().__init__()
-        self.convs = nn.ModuleDict({name: nn.Conv2d(8, 8, 3, padding=1) for name in ACTIVATIONS})
-        self.conv = nn.Conv2d(8, 8, 3, padding=1)
-
-    def forward(self, x):
-        activated = [act(self.convs[name](x)) for name, act in ACTIVATIONS.items()]
-        return torch.cat([*activated, (self.conv(x) + x).relu()], 1)
+def activated(m, x):
+    """Return each activation behind a convolution, and ReLU behind the sum of a convolution and another tensor."""
+    found = [act(m.convs[name](x)) for name, act in ACTIVATIONS.items()]
+    return torch.cat([*found, (m.conv(x) + x).relu()], 1)
 
 
 @pytest.mark.compile
 @torch.no_grad()
 def test_all_activations_keep_nan_and_infinities(empty_db):
     torch.manual_seed(0)
-    plain, x = Activated().eval(), torch.randn(2, 8, 12, 12)
+    convs = nn.ModuleDict({name: nn.Conv2d(8, 8, 3, padding=1) for name in ACTIVATIONS})
+    plain = Function(activated, convs=convs, conv=nn.Conv2d(8, 8, 3, padding=1)).eval()
+    x = torch.randn(2, 8, 12, 12)
     x[0, 0, 3, 3], x[0, 1, 9, 9], x[1, 2, 5, 5] = float("nan"), float("inf"), -float("inf")
     network = FusedResNet.from_model(plain, empty_db, compile=True)
     expected, y = plain(x), network(x)

@@ -9,11 +9,7 @@ from comparison import relative_error
 from kernels import built_paths, candidate_of
 from reference import solve
 
-from autotune.ir import (
-    DTYPES,
-    parse,
-    reference,
-)
+from autotune.ir import DTYPES, parse, reference
 from autotune.libraries import aten
 from autotune.measure import THROTTLED, CandidateBench, Monitor
 from autotune.measure.verify import HALF_SUMS, TOLERANCE

@@ -17,6 +17,7 @@ from autotune.core.errors import Fault, fault_counts, forget_faults
 from autotune.ir import parse
 from autotune.libraries import aten
 from autotune.measure import CandidateBench, ChildProcess, Worker, worker_client
+from autotune.measure.protocol import NO_MEMORY
 from autotune.runtime import Binary, Candidate, engine
 
 OTHER = parse("avg_pool2d n=1 h=6 w=6 c=3 r=2 s=2 stride=2 dtype=f32")
@@ -174,7 +175,7 @@ def test_a_process_without_memory_on_its_gpu_is_started_again(starts, tmp_path, 
     counter = tmp_path / "starts"
 
     def child(_, arguments):
-        return ChildProcess("full_gpu", [str(counter), str(starts), *arguments])
+        return ChildProcess("full_gpu", [str(counter), str(starts), str(NO_MEMORY), *arguments])
 
     with Worker("cpu", child=child) as worker:
         if starts == 2:

@@ -1,6 +1,7 @@
 """What the engine tells the driver at each launch, by a driver that only listens; and what it sees of weights."""
 
 import ctypes
+import json
 import os
 import subprocess
 import sys
@@ -8,7 +9,6 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from processes import python
 from repository import ROOT
 
 from autotune.core import paths
@@ -31,6 +31,29 @@ def run(what, *arguments):
 """
 
 
+FORKS = """
+import ctypes, json, os, sys, tempfile, traceback
+import autotune.runtime.engine  # with torch, whose import takes seconds
+for line in sys.stdin:
+    with tempfile.TemporaryFile() as out:
+        child = os.fork()
+        if not child:
+            os.dup2(out.fileno(), 1)
+            failed = 0
+            try:
+                exec(json.loads(line), {"__name__": "__main__"})
+            except BaseException:
+                traceback.print_exc()
+                failed = 1
+            sys.stdout.flush()
+            ctypes.CDLL(None).fflush(None)  # what the driver has printed
+            os._exit(failed)
+        _, status = os.waitpid(child, 0)
+        out.seek(0)
+        print(json.dumps([status, out.read().decode()]), flush=True)
+"""
+
+
 @pytest.fixture(scope="module")
 def listening(tmp_path_factory):
     """(code) -> what the driver heard, a list of words for each line, while the code made `run` of things."""
@@ -40,14 +63,17 @@ def listening(tmp_path_factory):
     command = ["g++", "-std=c++17", "-shared", "-fPIC", f"-I{paths.templates()}", str(source), "-o", str(library)]
     subprocess.run(command, check=True)
     environment = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
+    command = [sys.executable, "-c", FORKS, str(library)]  # any whole ELF file is an image
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment, cwd=ROOT) as forks:
 
-    def heard(code):
-        command = [sys.executable, "-c", RUNS + code, str(library)]  # any whole ELF file is an image
-        done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, cwd=ROOT)
-        assert done.returncode == 0, done.stderr
-        return [line.split() for line in done.stdout.splitlines()]
+        def heard(code):
+            print(json.dumps(RUNS + code), file=forks.stdin, flush=True)
+            status, said = json.loads(forks.stdout.readline())
+            assert status == 0, said
+            return [line.split() for line in said.splitlines()]
 
-    return heard
+        yield heard
 
 
 def told(kernel, *pointers):
@@ -276,12 +302,11 @@ assert watch.unchanged() and not asked
 """
 
 
-@pytest.mark.process
+@pytest.mark.compile
 @pytest.mark.parametrize("mode", ["torch.inference_mode()", "torch.device('meta')", "torch.no_grad()"])
-def test_the_first_watch_of_a_process_learns_to_read_tensors_in_any_mode(mode):
+def test_the_first_watch_of_a_process_learns_to_read_tensors_in_any_mode(listening, mode):
     """Without what it learns, each look at a tensor is a call of Python, of tens of microseconds."""
-    done = python(FIRST_WATCH.format(mode=mode))
-    assert done.returncode == 0, done.stderr
+    assert not listening(FIRST_WATCH.format(mode=mode))
 
 
 def test_a_watch_reads_versions_and_addresses_of_all_kinds_of_tensors():

@@ -14,14 +14,7 @@ from databases import LIBRARY, put_time
 from autotune.core import AutotuneError, architecture
 from autotune.families import Kernel, families
 from autotune.ir import parse
-from autotune.search import (
-    DEFAULT_SAMPLER,
-    ConfigTrace,
-    Space,
-    SpaceTrace,
-    TuneTrace,
-    trace_of,
-)
+from autotune.search import DEFAULT_SAMPLER, ConfigTrace, Space, SpaceTrace, TuneTrace, trace_of
 from autotune.tuner import MIN_CONFIGS, replay
 from autotune.tuner.kernel_builder import identity
 from tuning_db import Store

@@ -376,6 +376,41 @@ def test_kernels_of_another_database_are_copied_instead_of_compiled(tuned, worke
                 assert own.binary(row.library) == theirs[row.symbol]
 
 
+def two_convolutions(batch):
+    model = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(16, 8, 3))
+    return capture(model.eval(), (batch, 8, 9, 9), "f32")
+
+
+@pytest.fixture(scope="module")
+def tuned_network(worker, cpu, cpu_target):
+    """Return a function that tunes a network.
+
+    It returns the plan as layer -> (family, config, launch), and what was tried on each problem, in order.
+    """
+
+    def tuned(network, path, trials, foreign=None):
+        options = TunerOptions(cpu, cpu_target, trials, jobs=2, gain=0.0, inductor=())
+        problems = [layer.problem for layer in network.all_layers]
+        with Store.create(path) as store:
+            tuner = Tuner(store, problems, options, [worker], Log(), networks=[network], foreign=foreign)
+            tuner.run()
+            kernels = {row.id: row for row in store.kernels(cpu_target)}
+            choices = store.plan(tuner.device, network.key).choices
+        tried = rows(path, f"SELECT k.family, k.config, m.launch, p.text FROM {KERNELS} ORDER BY m.id")
+        named = [(one, kernels[one["kernel"]]) for one in choices]
+        plan = {one["layer"]: (row.family, row.config, json.dumps(one["launch"])) for one, row in named}
+        return plan, [(text, (family, config, launch)) for family, config, launch, text in tried]
+
+    return tuned
+
+
+@pytest.fixture(scope="module")
+def first_plan(tuned_network, tmp_path_factory):
+    """Return a database with the plan of one image, and the plan."""
+    path = tmp_path_factory.mktemp("plan") / "first.db"
+    return path, tuned_network(two_convolutions(1), path, 8)[0]
+
+
 @pytest.mark.process
 @pytest.mark.compile
 @pytest.mark.parametrize(
@@ -389,36 +424,20 @@ def test_kernels_of_another_database_are_copied_instead_of_compiled(tuned, worke
     ],
 )
 def test_a_plan_of_another_database_or_batch_size_is_taken_over_and_its_kernels_are_tried_first(
-    device, batch, in_place, worker, cpu, cpu_target, tmp_path
+    device, batch, in_place, first_plan, tuned_network, cpu_target, tmp_path
 ):
-    model = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(16, 8, 3))
-    first, second = (capture(model.eval(), (n, 8, 9, 9), "f32") for n in (1, batch))
-
-    def tuned_network(network, path, trials, foreign=None):
-        """Return the plan as layer -> (family, config, launch), and what was tried on each problem, in order."""
-        options = TunerOptions(cpu, cpu_target, trials, jobs=2, gain=0.0, inductor=())
-        problems = [layer.problem for layer in network.all_layers]
-        with Store.create(path) as store:
-            tuner = Tuner(store, problems, options, [worker], Log(), networks=[network], foreign=foreign)
-            tuner.run()
-            kernels = {row.id: row for row in store.kernels(cpu_target)}
-            choices = store.plan(tuner.device, network.key).choices
-        tried = rows(path, f"SELECT k.family, k.config, m.launch, p.text FROM {KERNELS} ORDER BY m.id")
-        named = [(one, kernels[one["kernel"]]) for one in choices]
-        plan = {one["layer"]: (row.family, row.config, json.dumps(one["launch"])) for one, row in named}
-        return plan, [(text, (family, config, launch)) for family, config, launch, text in tried]
-
-    plan, _ = tuned_network(first, tmp_path / "first.db", 8)
-    layers = {layer.name: str(layer.problem) for layer in second.all_layers}
-    ours = {(layers[name], one) for name, one in plan.items() if one[0].startswith("cpu_")}
-    assert ours
+    shutil.copy(first_plan[0], tmp_path)
     if device == "another":
         alter(tmp_path / "first.db", "UPDATE device SET name = 'a CPU of the same target'")
         renew_digests(tmp_path / "first.db")
     path = tmp_path / ("first.db" if in_place else "second.db")
-    problems = [layer.problem for layer in second.all_layers]
+    network = two_convolutions(batch)
+    problems = [layer.problem for layer in network.all_layers]
     with ForeignKernels([] if in_place else [tmp_path / "first.db"], cpu_target, problems) as foreign:
-        _, tried = tuned_network(second, path, 1, foreign)
+        _, tried = tuned_network(network, path, 1, foreign)
+    layers = {layer.name: str(layer.problem) for layer in network.all_layers}
+    ours = {(layers[name], one) for name, one in first_plan[1].items() if one[0].startswith("cpu_")}
+    assert ours
     of_second = [one for one in tried if one[0] in layers.values()]
     assert set(of_second[: len(ours)]) == ours
 

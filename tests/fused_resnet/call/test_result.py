@@ -4,6 +4,7 @@ from collections import namedtuple
 
 import pytest
 import torch
+from architectures import Function
 from comparison import relative_error
 from torch import nn
 
@@ -22,14 +23,9 @@ CONTAINERS = {
 }
 
 
-class Model(nn.Module):
-    def __init__(self, contain) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv, self.contain = nn.Conv2d(3, 8, 3), contain
-
-    def forward(self, x):
-        return self.contain(torch.relu(self.conv(x)))
+def model_of(contain):
+    torch.manual_seed(0)
+    return Function(lambda m, x: contain(torch.relu(m.conv(x))), conv=nn.Conv2d(3, 8, 3))
 
 
 def tensor_in(result):
@@ -46,7 +42,7 @@ def x():
 @pytest.mark.parametrize("contain", CONTAINERS.values(), ids=CONTAINERS)
 @torch.no_grad()
 def test_a_result_keeps_its_type(contain, empty_db, x):
-    model = Model(contain).eval()
+    model = model_of(contain).eval()
     network, wanted = FusedResNet.from_model(model, empty_db), model(x)
     for call in (network, network, torch.compile(network, backend="eager", fullgraph=True)):
         found = call(x)
@@ -58,7 +54,7 @@ def test_a_result_keeps_its_type(contain, empty_db, x):
 
 @torch.no_grad()
 def test_a_number_that_is_a_size_follows_the_shape(empty_db):
-    model = Model(lambda y: (y, len(y), y.shape[2])).eval()
+    model = model_of(lambda y: (y, len(y), y.shape[2])).eval()
     network = FusedResNet.from_model(model, empty_db)
     for shape in ((2, 3, 9, 9), (5, 3, 9, 9), (2, 3, 9, 9), (3, 3, 9, 9)):
         x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
@@ -71,7 +67,7 @@ def test_a_number_that_is_a_size_follows_the_shape(empty_db):
 
 @torch.no_grad()
 def test_a_result_in_the_memory_format_of_the_models(empty_db, x):
-    model = Model(lambda y: y).eval()
+    model = model_of(lambda y: y).eval()
     last = x.contiguous(memory_format=torch.channels_last)
     network = FusedResNet.from_model(model, empty_db, memory_format=torch.preserve_format)
     for _ in range(2):
@@ -93,7 +89,7 @@ INPUTS = {
 
 @pytest.mark.parametrize(("make", "message"), INPUTS.values(), ids=INPUTS)
 def test_an_input_that_is_no_tensor(make, message, empty_db, x):
-    network = FusedResNet.from_model(Model(lambda y: y).eval(), empty_db)
+    network = FusedResNet.from_model(model_of(lambda y: y).eval(), empty_db)
     for _ in range(2):
         with pytest.raises(InputError, match=message):
             network(make(x))
@@ -106,7 +102,7 @@ def test_a_database_that_is_no_path():
 
 
 def test_transforms_of_torch_func_are_refused(empty_db, x):
-    network = FusedResNet.from_model(Model(lambda y: y).eval(), empty_db)
+    network = FusedResNet.from_model(model_of(lambda y: y).eval(), empty_db)
     for _ in range(2):
         with pytest.raises(InputError, match="vmap"):
             torch.vmap(network)(x[None])
@@ -115,7 +111,7 @@ def test_transforms_of_torch_func_are_refused(empty_db, x):
 
 @torch.no_grad()
 def test_parameters_of_transforms_of_torch_func_are_refused(empty_db, x):
-    models = [Model(lambda y: y).eval() for _ in range(2)]
+    models = [model_of(lambda y: y).eval() for _ in range(2)]
     network = FusedResNet.from_model(models[0], empty_db)
     stacked = torch.func.stack_module_state(models)
     ensemble = torch.vmap(lambda state: torch.func.functional_call(network, state, x))
@@ -125,20 +121,16 @@ def test_parameters_of_transforms_of_torch_func_are_refused(empty_db, x):
         assert relative_error(network(x), models[0](x)) < 1e-6
 
 
-class Scalar(Model):
-    def forward(self, x):
-        return super().forward(x) * self.conv.bias[0].item()
-
-
 @torch.no_grad()
 def test_a_number_from_a_tensor(empty_db, x):
-    model = Scalar(lambda y: y).eval()
+    scaled = Function(lambda m, x: torch.relu(m.conv(x)) * m.conv.bias[0].item(), conv=nn.Conv2d(3, 8, 3))
+    model = scaled.eval()
     assert relative_error(FusedResNet.from_model(model, empty_db)(x), model(x)) < 1e-6
 
 
 @torch.no_grad()
 def test_an_export_before_and_after_the_first_call(empty_db, x):
-    model = Model(lambda y: y).eval()
+    model = model_of(lambda y: y).eval()
     network = FusedResNet.from_model(model, empty_db)
     for _ in range(2):
         assert relative_error(torch.export.export(network, (x,)).module()(x), model(x)) < 1e-6

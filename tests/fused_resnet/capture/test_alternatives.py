@@ -103,17 +103,15 @@ class Inverted(nn.Module):
         return torch.cat([y, narrow], 1) if self.apart else y
 
 
-class Basic(nn.Module):
-    """A residual block of two 3x3 convolutions, the first with a stride, and a projection of its input."""
+def basic():
+    """Return a residual block of two 3x3 convolutions, the first with a stride, and a projection of its input."""
 
-    def __init__(self):
-        super().__init__()
-        self.stem, self.down = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 32, 1, 2)
-        self.first, self.second = nn.Conv2d(16, 32, 3, 2, 1), nn.Conv2d(32, 32, 3, padding=1)
+    def forward(m, x):
+        x = torch.relu(m.stem(x))
+        return torch.relu(m.second(torch.relu(m.first(x))) + m.down(x))
 
-    def forward(self, x):
-        x = torch.relu(self.stem(x))
-        return torch.relu(self.second(torch.relu(self.first(x))) + self.down(x))
+    sides = {"stem": nn.Conv2d(3, 16, 3, padding=1), "down": nn.Conv2d(16, 32, 1, 2)}
+    return Function(forward, **sides, first=nn.Conv2d(16, 32, 3, 2, 1), second=nn.Conv2d(32, 32, 3, padding=1))
 
 
 def bottleneck():
@@ -139,18 +137,16 @@ def late():
     return nn.Sequential(nn.Conv2d(4, 16, 1), nn.ReLU(), last)
 
 
-class Boundary(nn.Module):
-    """The ends of two residual blocks with a product between them: its input is also the second sum's operand."""
+def boundary():
+    """Return the ends of two residual blocks with a product between them: its input is also added by the second."""
 
-    def __init__(self):
-        super().__init__()
-        self.narrow, self.wide = nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 24, 1)
-        self.last, self.first, self.end = nn.Conv2d(8, 24, 1), nn.Conv2d(24, 8, 1), nn.Conv2d(8, 24, 3, padding=1)
+    def forward(m, x):
+        x = m.narrow(x)
+        y = torch.relu(m.last(torch.relu(x)) + m.wide(x))
+        return torch.relu(m.end(torch.relu(m.first(y))) + y)
 
-    def forward(self, x):
-        x = self.narrow(x)
-        y = torch.relu(self.last(torch.relu(x)) + self.wide(x))
-        return torch.relu(self.end(torch.relu(self.first(y))) + y)
+    before = {"narrow": nn.Conv2d(4, 8, 3, padding=1), "wide": nn.Conv2d(8, 24, 1), "last": nn.Conv2d(8, 24, 1)}
+    return Function(forward, **before, first=nn.Conv2d(24, 8, 1), end=nn.Conv2d(8, 24, 3, padding=1))
 
 
 @pytest.mark.parametrize(
@@ -165,10 +161,10 @@ class Boundary(nn.Module):
             "bias,relu6,conv,bias,hardswish,conv,bias,add",
             2e-3,
         ),
-        (Basic, (3, 11, 9), "second.chained", op.Conv2dPair, "bias,relu,conv,bias,add,relu", 3e-3),
+        (basic, (3, 11, 9), "second.chained", op.Conv2dPair, "bias,relu,conv,bias,add,relu", 3e-3),
         (bottleneck, (8, 11, 9), "window.chained", op.Conv2dPair, "bias,relu,conv,bias,relu", 3e-3),
         (bottleneck, (8, 11, 9), "head.chained", op.Conv2dPair, "bias,relu,conv,bias", 3e-3),
-        (Boundary, (4, 7, 9), "first.paired", op.PointwisePair, "bias,add,relu,store,conv,bias,relu", 3e-3),
+        (boundary, (4, 7, 9), "first.paired", op.PointwisePair, "bias,add,relu,store,conv,bias,relu", 3e-3),
         (perceptron, (4, 7, 9), "down.paired", op.PointwisePair, "bias,gelu,conv,bias,add", 3e-3),
     ],
 )
@@ -230,26 +226,22 @@ def test_a_convolution_is_also_taken_with_the_projection_that_is_added(first_is_
     assert not [one for one in single.alternatives if one.name.endswith(".projected")], "for halves alone"
 
 
-class Gated(nn.Module):
-    """The last part of an inverted residual: gates of any activations, and a narrowing convolution."""
+def gated(act, gate):
+    """Return the last part of an inverted residual: gates of any activations, and a narrowing convolution."""
 
-    def __init__(self, act, gate):
-        super().__init__()
-        self.act, self.gate = act, gate
-        self.wide, self.narrow = nn.Conv2d(4, 24, 3, padding=1), nn.Conv2d(24, 8, 1)
-        self.down, self.up = nn.Conv2d(24, 6, 1), nn.Conv2d(6, 24, 1)
+    def forward(m, x):
+        y = torch.relu(m.wide(x))
+        return m.narrow(gate(m.up(act(m.down(y.mean((2, 3), keepdim=True))))) * y)
 
-    def forward(self, x):
-        y = torch.relu(self.wide(x))
-        gate = self.gate(self.up(self.act(self.down(y.mean((2, 3), keepdim=True)))))
-        return self.narrow(gate * y)
+    around = {"wide": nn.Conv2d(4, 24, 3, padding=1), "narrow": nn.Conv2d(24, 8, 1)}
+    return Function(forward, **around, down=nn.Conv2d(24, 6, 1), up=nn.Conv2d(6, 24, 1))
 
 
 @pytest.mark.parametrize(
     ("act", "gate"), [(torch.relu, torch.sigmoid), (F.silu, torch.sigmoid), (F.relu, F.hardsigmoid)]
 )
 def test_a_product_also_scales_its_input_by_gates(store, act, gate):
-    model, x, network = captured_halves(lambda: Gated(act, gate), 4, 7, 9)
+    model, x, network = captured_halves(lambda: gated(act, gate), 4, 7, 9)
     taken = with_alternatives(network, ["narrow.scaled"])
     kinds = [type(layer.problem) for layer in taken.layers]
     assert (
@@ -258,23 +250,21 @@ def test_a_product_also_scales_its_input_by_gates(store, act, gate):
     assert network_error(taken, model, x, store) < 3e-3
 
 
-class Dense(nn.Module):
-    """A dense layer behind two others, and a 1x1 convolution."""
+def dense():
+    """Return a dense layer behind two others, and a 1x1 convolution."""
 
-    def __init__(self):
-        super().__init__()
-        self.wide, self.more = nn.Conv2d(4, 16, 3, padding=1), nn.Conv2d(16, 8, 3, padding=1)
-        self.norm, self.narrow, self.last = nn.BatchNorm2d(24), nn.Conv2d(24, 16, 1), nn.Conv2d(16, 8, 1, bias=False)
+    def forward(m, x):
+        first = m.wide(x)
+        narrow = m.narrow(torch.relu(m.norm(torch.cat([first, m.more(first)], 1))))
+        return m.last(torch.relu(first * narrow))
 
-    def forward(self, x):
-        first = self.wide(x)
-        both = torch.cat([first, self.more(first)], 1)
-        narrow = self.narrow(torch.relu(self.norm(both)))
-        return self.last(torch.relu(first * narrow))
+    before = {"wide": nn.Conv2d(4, 16, 3, padding=1), "more": nn.Conv2d(16, 8, 3, padding=1)}
+    behind = {"narrow": nn.Conv2d(24, 16, 1), "last": nn.Conv2d(16, 8, 1, bias=False)}
+    return Function(forward, **before, norm=nn.BatchNorm2d(24), **behind)
 
 
 def test_a_product_is_also_taken_with_the_concatenation_before_it(store):
-    model, x, network = captured_halves(Dense, 4, 7, 9)
+    model, x, network = captured_halves(dense, 4, 7, 9)
     names = [one.name for one in network.alternatives if one.name.endswith(".concat")]
     taken = with_alternatives(network, names)
     chains = [str(layer.problem.epilogue) for layer in taken.layers if isinstance(layer.problem, op.ConcatConv2d)]

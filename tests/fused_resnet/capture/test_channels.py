@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from architectures import images, random_model
+from architectures import Function, images, random_model
 from comparison import relative_error
 from torch import nn
 
@@ -108,18 +108,14 @@ def test_features_of_two_dimensions_are_concatenated_too(empty_db):
 def test_lists_that_grow_share_their_first_concatenation():
     """As in DenseNet: each layer reads the concatenation of all before it."""
 
-    class Dense(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.convs = nn.ModuleList(nn.Conv2d(3 + 2 * i, 2, 1) for i in range(20))
+    def forward(m, x):
+        features = [x]
+        for conv in m.convs:
+            features.append(conv(F.relu(torch.cat(features, 1))))
+        return torch.cat(features, 1)
 
-        def forward(self, x):
-            features = [x]
-            for conv in self.convs:
-                features.append(conv(F.relu(torch.cat(features, 1))))
-            return torch.cat(features, 1)
-
-    layers = capture(random_model(Dense(), size=8), tuple(X.shape), "f32").layers
+    dense = Function(forward, convs=nn.ModuleList(nn.Conv2d(3 + 2 * i, 2, 1) for i in range(20)))
+    layers = capture(random_model(dense, size=8), tuple(X.shape), "f32").layers
     pieces = [len(problem.pieces) for problem in problems(layers, Concat)]
     assert len(pieces) == 20 + 2 and max(pieces) == 8
     prefixes = [layer for layer in layers if "prefix" in layer.name]

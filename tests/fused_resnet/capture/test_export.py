@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 import torch
+from architectures import Function
 from comparison import relative_error
 from torch import nn
 
@@ -29,16 +30,11 @@ def test_parameters_can_be_swapped_after_a_call(door, empty_db, monkeypatch):
     def changes(x):
         return x.chunk(2, 1)[0].add_(1)  # is replaced by torch's functionalization, which holds parameters, too
 
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(3, 8, 3)
+    def forward(m, x):
+        y = m.conv(x)
+        return y + changes(y).sum()
 
-        def forward(self, x):
-            y = self.conv(x)
-            return y + changes(y).sum()
-
-    model, x = Net().eval(), torch.randn(2, 3, 8, 8)
+    model, x = Function(forward, conv=nn.Conv2d(3, 8, 3)).eval(), torch.randn(2, 3, 8, 8)
     fast = door(model, str(empty_db))
     fast(x)
     plain = fast._plain if isinstance(fast, FusedResNet) else model

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from architectures import ARCHITECTURES, Of, ResNet, images, random_model
+from architectures import ARCHITECTURES, Function, Of, ResNet, images, random_model
 from comparison import relative_error
 from torch import nn
 
@@ -167,16 +167,11 @@ ACTIVATIONS = {
 def test_every_activation_of_the_epilogues_is_found(empty_db):
     """Each on values of its own range: one module with all of them on a slice would hide which failed."""
 
-    class All(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.convs = nn.ModuleList([nn.Conv2d(3, 8, 1) for _ in ACTIVATIONS])
-            self.acts = nn.ModuleList(ACTIVATIONS.values())
+    def forward(m, x):
+        return torch.cat([act(conv(x)) for conv, act in zip(m.convs, m.acts, strict=True)], 1)
 
-        def forward(self, x):
-            return torch.cat([act(conv(x)) for conv, act in zip(self.convs, self.acts, strict=True)], 1)
-
-    model = random_model(All(), size=8)
+    convs = nn.ModuleList([nn.Conv2d(3, 8, 1) for _ in ACTIVATIONS])
+    model = random_model(Function(forward, convs=convs, acts=nn.ModuleList(ACTIVATIONS.values())), size=8)
     assert chains(layers_of(model, X)) == [f"bias,{name}" for name in ACTIVATIONS]
     network = FusedResNet.from_model(model, empty_db)
     parts = zip(network(X).split(8, 1), precise(model, X).split(8, 1), ACTIVATIONS, strict=True)

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from architectures import DenseNet, MobileNet, ResNet, SENet
+from architectures import DenseNet, Function, MobileNet, ResNet, SENet
 from processes import python
 from torch import nn
 
@@ -51,19 +51,16 @@ class Pools(nn.Sequential):
         )
 
 
-class Tokens(nn.Module):
-    """Patches as tokens behind a parameter, an embedding of positions, and a convolution of transposed images."""
+def tokens():
+    """Return patches as tokens behind a parameter, an embedding of positions, and a convolution of turned images."""
 
-    def __init__(self):
-        super().__init__()
-        self.patches, self.token = nn.Conv2d(3, 8, 4, 4), nn.Parameter(torch.rand(1, 1, 8))
-        self.positions, self.head = nn.Linear(2, 8), nn.Conv2d(3, 8, 3)
-        self.register_buffer("table", torch.rand(1, 5, 13, 2))
+    def forward(m, x):
+        found = m.patches(x).flatten(2).transpose(1, 2)
+        found = torch.cat([m.token.expand(x.shape[0], -1, -1), found], 1)
+        return found + m.positions(m.table).view(-1, 8), m.head(x.transpose(2, 3))
 
-    def forward(self, x):
-        tokens = self.patches(x).flatten(2).transpose(1, 2)
-        tokens = torch.cat([self.token.expand(x.shape[0], -1, -1), tokens], 1)
-        return tokens + self.positions(self.table).view(-1, 8), self.head(x.transpose(2, 3))
+    parts = {"patches": nn.Conv2d(3, 8, 4, 4), "positions": nn.Linear(2, 8), "head": nn.Conv2d(3, 8, 3)}
+    return Function(forward, **parts, token=nn.Parameter(torch.rand(1, 1, 8)), table=torch.rand(1, 5, 13, 2))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +74,7 @@ class Tokens(nn.Module):
         (lambda: ResNet("resnext"), (2, 3, 32, 32)),
         (lambda: MobileNet(nn.Hardswish, True), (2, 3, 32, 32)),
         (Pools, (2, 3, 33, 32)),
-        (Tokens, (2, 3, 32, 32)),
+        (tokens, (2, 3, 32, 32)),
     ],
 )
 @pytest.mark.parametrize("last", [False, True])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from architectures import Function
 from network_error import network_error
 from seed_network import network
 from torch import nn
@@ -14,15 +15,8 @@ from fused_resnet.networks import se_resnet9_fixup
 from tuning_db import Store
 
 
-class Patches(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
+def as_module(function):
+    return Function(lambda m, x: function(x))
 
 
 def views(x):
@@ -51,10 +45,10 @@ class PooledGate(nn.Module):
 
 SPELLINGS = {
     "reshape and permute": lambda model: None,
-    "view, permute, contiguous": lambda model: model.stem.__setitem__(0, Patches(views)),
-    "pixel_unshuffle": lambda model: model.stem.__setitem__(0, Patches(lambda x: F.pixel_unshuffle(x, 4))),
+    "view, permute, contiguous": lambda model: model.stem.__setitem__(0, as_module(views)),
+    "pixel_unshuffle": lambda model: model.stem.__setitem__(0, as_module(lambda x: F.pixel_unshuffle(x, 4))),
     "nn.PixelUnshuffle": lambda model: model.stem.__setitem__(0, nn.PixelUnshuffle(4)),
-    "unfold": lambda model: model.stem.__setitem__(0, Patches(unfold)),
+    "unfold": lambda model: model.stem.__setitem__(0, as_module(unfold)),
     "pools and 1x1 convolutions": lambda model: [
         setattr(part[0], "se", PooledGate(part[0].se)) for part in model.layers
     ],
@@ -82,7 +76,7 @@ def test_each_spelling_has_the_problems_of_the_network_and_computes_it(spelling,
 
 
 def conversions(function, size=(2, 3, 8, 8), after=None):
-    model = nn.Sequential(Patches(function), after or nn.Conv2d(4 * size[1], 5, 1)).eval()
+    model = nn.Sequential(as_module(function), after or nn.Conv2d(4 * size[1], 5, 1)).eval()
     return [one for one in capture(model, size, "f32").layers if isinstance(one.problem, SpaceToDepth)]
 
 
@@ -106,21 +100,16 @@ def test_patches_in_another_order_are_taken_only_where_products_read_them():
     assert len(conversions(lambda x: F.pixel_unshuffle(x, 2), size=(2, 1, 8, 8), after=nn.Conv2d(4, 5, 3))) == 1
 
 
-class Added(nn.Module):
-    """Adds the patches of its image to a 1x1 convolution of them, or of another tensor."""
-
-    def __init__(self, own):
-        super().__init__()
-        self.of, self.conv = None if own else nn.Conv2d(3, 12, 2, 2), nn.Conv2d(12, 12, 1)
-
-    def forward(self, x):
-        patches = se_resnet9_fixup.SpaceToDepth(2)(x)
-        return F.relu(self.conv(patches if self.of is None else self.of(x)) + patches)
+def added(m, x):
+    """Add the patches of an image to a 1x1 convolution of them, or of another tensor."""
+    patches = se_resnet9_fixup.SpaceToDepth(2)(x)
+    return F.relu(m.conv(patches if m.of is None else m.of(x)) + patches)
 
 
 @pytest.mark.parametrize("own", [True, False])
 def test_patches_that_are_added_stay_a_tensor(own, store):
-    model = se_resnet9_fixup.randomize(Added(own).eval())
+    parts = {"of": None if own else nn.Conv2d(3, 12, 2, 2), "conv": nn.Conv2d(12, 12, 1)}
+    model = se_resnet9_fixup.randomize(Function(added, **parts).eval())
     captured, x = capture(model, (2, 3, 8, 8), "f32"), torch.randn(2, 3, 8, 8)
     assert any(isinstance(one.problem, SpaceToDepth) for one in captured.layers)
     for alternative in captured.without_whole.alternatives:

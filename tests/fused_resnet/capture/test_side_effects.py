@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from architectures import Function
 from torch import nn
 from torch._subclasses.fake_tensor import is_fake
 
@@ -117,28 +118,18 @@ def test_what_a_hook_keeps_at_a_capture_is_removed_again(place):
 def test_what_forward_keeps_is_removed_if_it_is_refused():
     kept = []
 
-    class Keeps(nn.Module):
-        def forward(self, x):
-            kept.append(x)
-            return x.relu() if x.sum() > 0 else x
+    def keeps(m, x):
+        kept.append(x)
+        return x.relu() if x.sum() > 0 else x
 
     with pytest.raises(CaptureError):
-        capture(Keeps().eval(), (2, 3, 8, 8), "f32")
+        capture(Function(keeps).eval(), (2, 3, 8, 8), "f32")
     assert not kept
 
 
 def test_tensors_with_values_stay():
     kept = {}
-
-    class Reads(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 1)
-
-        def forward(self, x):
-            return self.conv(x)
-
-    model = Reads().eval()
+    model = Function(lambda m, x: m.conv(x), conv=nn.Conv2d(3, 4, 1)).eval()
     model.conv.register_forward_hook(lambda module, inputs, output: kept.update(y=output))
     x = torch.randn(2, 3, 8, 8)
     model(x)

@@ -123,16 +123,11 @@ def test_normalisation_by_the_batch_itself_stays_torchs(empty_db):
 def test_what_export_refuses_and_fx_traces(empty_db):
     """A module that keeps what passed through it."""
 
-    class Keeps(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
+    def keeps(m, x):
+        m.last = m.conv(x)
+        return F.relu(m.last)
 
-        def forward(self, x):
-            self.last = self.conv(x)
-            return F.relu(self.last)
-
-    model, x = Keeps().eval(), images(1)
+    model, x = Function(keeps, conv=nn.Conv2d(3, 4, 3)).eval(), images(1)
     expected = copy.deepcopy(model)(x)
     torch.testing.assert_close(FusedResNet.from_model(model, empty_db)(x), expected.detach())
     model(images(2))  # now it has the attribute before the capture, too

@@ -61,26 +61,22 @@ def test_what_stays_is_told_with_the_reason(empty_db):
     assert "not in bytes: 0.0 (it is the first and reads the input); 2.0 (depthwise" in said and "7.0 s8 aten " in said
 
 
-class PooledSum(nn.Module):
-    """The sum of a max pool's result and of those of convolutions, which is the chain of the pool."""
+def pooled_sum(others):
+    """Return the sum of a max pool's result and of those of convolutions, which is the chain of the pool."""
 
-    def __init__(self, others):
-        super().__init__()
-        self.first, self.before, self.behind = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3), nn.Conv2d(16, 16, 3)
-        self.others = nn.ModuleList(nn.Conv2d(16, 16, 3, stride=2, padding=1) for _ in range(others))
-        self.last = nn.Conv2d(16, 4, 1)
+    def forward(m, x):
+        y = m.before(m.first(x).relu()).relu()
+        results = [conv(y) for conv in m.others]
+        return m.last(m.behind(sum(results, nn.functional.max_pool2d(y, 3, 2, 1))).relu())
 
-    def forward(self, x):
-        y = self.before(self.first(x).relu()).relu()
-        summed = nn.functional.max_pool2d(y, 3, 2, 1)
-        for other in [conv(y) for conv in self.others]:
-            summed = summed + other
-        return self.last(self.behind(summed).relu())
+    in_row = {"first": nn.Conv2d(3, 16, 3), "before": nn.Conv2d(16, 16, 3), "behind": nn.Conv2d(16, 16, 3)}
+    added = nn.ModuleList(nn.Conv2d(16, 16, 3, stride=2, padding=1) for _ in range(others))
+    return Function(forward, **in_row, others=added, last=nn.Conv2d(16, 4, 1))
 
 
 @pytest.mark.parametrize(("others", "dtype"), [(3, "s8"), (7, "s8"), (8, "f32"), (12, "f32")])
 def test_a_pool_whose_chain_has_no_room_stays(others, dtype):
-    layers = layers_of(PooledSum(others).eval(), torch.zeros(2, 3, 14, 14))
+    layers = layers_of(pooled_sum(others).eval(), torch.zeros(2, 3, 14, 14))
     [pool] = [layer.problem for layer in layers.values() if isinstance(layer.problem, MaxPool2d)]
     assert pool.dtype == dtype and layers["before"].problem.dtype == "s8"
 

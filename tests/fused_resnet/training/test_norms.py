@@ -1,11 +1,13 @@
 """Batch norms in training and max pools on tuned kernels, against the same network in float64 on torch's operators."""
 
 import copy
+import shutil
 import warnings
 from collections import Counter
 
 import pytest
 import torch
+from architectures import Function
 from databases import slow_down
 from processes import in_threads
 from step_databases import tuned_step
@@ -88,10 +90,9 @@ def test_a_step_is_right_and_runs_on_our_kernels(norm_db, solved, memory_format)
 
 
 @pytest.fixture(scope="module")
-def with_norms_db(tmp_path_factory):
-    """Return a database of all of `Normed` in which convolutions with a part of a batch norm are the fastest."""
-    found = step_problems(Normed().train(), [images()])
-    path = tuned_step(tmp_path_factory.mktemp("norms") / "with_norms.db", found.to_tune())
+def with_norms_db(normed_db, tmp_path_factory):
+    """Return that of `Normed` in which convolutions with a part of a batch norm are the fastest."""
+    path = str(shutil.copy(normed_db, tmp_path_factory.mktemp("norms")))
     fused = "operator IN ('conv2d_statistics', 'conv2d_gradient_sums') OR text LIKE '%add_scaled%'"
     slow_down(path, 1000, f"problem_id NOT IN (SELECT id FROM problem WHERE {fused})")
     return path
@@ -108,25 +109,27 @@ def test_convolutions_compute_parts_of_the_norms_beside_them(with_norms_db, solv
     assert counts["conv2d_gradient_sums"] == 4 and counts["batch_norm_gradient_sums"] == 6
 
 
-class Shared(nn.Module):
-    """Convolutions that others read beside a batch norm, and that two batch norms read."""
+def conv(c=16):
+    return nn.Conv2d(c, 16, 3, padding=1, bias=False)
 
-    def __init__(self):
-        super().__init__()
-        self.read, self.twice = (nn.Conv2d(3, 16, 3, padding=1, bias=False) for _ in range(2))
-        self.norms = nn.ModuleList([nn.BatchNorm2d(16) for _ in range(3)])
 
-    def forward(self, x):
-        read, twice = self.read(x), self.twice(x)
-        found = [norm(one).relu() for norm, one in zip(self.norms, (read, twice, twice), strict=True)]
+def shared():
+    """Return convolutions that others read beside a batch norm, and that two batch norms read."""
+
+    def forward(m, x):
+        read, twice = m.read(x), m.twice(x)
+        found = [norm(one).relu() for norm, one in zip(m.norms, (read, twice, twice), strict=True)]
         return torch.cat([*found, read.sigmoid()], 1)
+
+    norms = nn.ModuleList([nn.BatchNorm2d(16) for _ in range(3)])
+    return Function(forward, read=conv(3), twice=conv(3), norms=norms)
 
 
 def test_convolutions_that_others_read_stay_alone(with_norms_db, solved):
-    trained = network(Shared)
+    trained = network(shared)
     found = step_problems(copy.deepcopy(trained), [images()])
     assert len(found.with_norms) == 3
-    tune_step("Shared", found.to_tune(), torch.device("cpu"), with_norms_db, TuneLimits(trials=1, budget="10m"))
+    tune_step("a step", found.to_tune(), torch.device("cpu"), with_norms_db, TuneLimits(trials=1, budget="10m"))
     assert_trains_as_torch(trained, with_norms_db)
     counts = Counter(parse(text).operator for text in solved)
     assert counts["batch_norm_statistics"] == 6 and "conv2d_statistics" not in counts
@@ -147,39 +150,33 @@ def test_the_problems_that_are_tuned_are_those_that_run(norm_db, solved):
     assert set(map(parse, solved)) <= set(named.values())
 
 
-class ChangedSkip(nn.Module):
-    """A tensor that is added to a batch norm's result and changed before the ReLU."""
+def changed_skip():
+    """Return a network with a tensor that is added to a batch norm's result and changed before the ReLU."""
 
-    def __init__(self):
-        super().__init__()
-        self.stem, self.pool = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.MaxPool2d(3, 2, 1)
-        self.shared, self.norm = nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
-
-    def forward(self, x):
-        x = self.pool(self.stem(x))
+    def forward(m, x):
+        x = m.pool(m.stem(x))
         skip = x * 1.5
-        y = self.norm(self.shared(x)) + skip
+        y = m.norm(m.shared(x)) + skip
         skip.mul_(0.25)
         return torch.relu(y).mean((2, 3)) + skip.mean((2, 3))
 
+    return Function(forward, stem=conv(3), pool=nn.MaxPool2d(3, 2, 1), shared=conv(), norm=nn.BatchNorm2d(16))
+
 
 def test_an_operand_that_is_changed_before_the_relu_is_read_before(norm_db):
-    assert_trains_as_torch(network(ChangedSkip), norm_db)
+    assert_trains_as_torch(network(changed_skip), norm_db)
 
 
-class Others(nn.Module):
-    """Batch norms in front of pointwise operators other than a ReLU, and one that is added to a tensor in place."""
+def others():
+    """Return batch norms before pointwise operators other than a ReLU, and one that is added to a tensor in place."""
 
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Conv2d(3, 16, 3, padding=1, bias=False)
-        self.gated, self.added, self.in_place = nn.BatchNorm2d(16), nn.BatchNorm2d(16), nn.BatchNorm2d(16)
+    def forward(m, x):
+        first = m.stem(x)
+        kept = nn.functional.silu(m.gated(first)) + m.stem(x + m.stem(x).mean())
+        kept += m.in_place(first)
+        return torch.relu(kept) + kept.sigmoid() + (m.added(first) + first).tanh()
 
-    def forward(self, x):
-        first = self.stem(x)
-        kept = nn.functional.silu(self.gated(first)) + self.stem(x + self.stem(x).mean())
-        kept += self.in_place(first)
-        return torch.relu(kept) + kept.sigmoid() + (self.added(first) + first).tanh()
+    return Function(forward, stem=conv(3), **{name: nn.BatchNorm2d(16) for name in ("gated", "added", "in_place")})
 
 
 class Frozen(nn.Module):
@@ -200,7 +197,7 @@ class Frozen(nn.Module):
         return torch.cat([norm(x).relu() for norm in self.norms], 1)
 
 
-@pytest.mark.parametrize(("kind", "count"), [(Others, 0), (Frozen, 1)])
+@pytest.mark.parametrize(("kind", "count"), [(others, 0), (Frozen, 1)])
 def test_what_is_not_alike_is_left_to_torch(norm_db, solved, kind, count):
     """The batch norms that run on kernels in each of two steps are those that are tuned."""
     trained = network(kind)

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from architectures import Function
 from step_databases import tuned_step
 from torch import nn
 from training_networks import Gated, images, relative_error
@@ -19,36 +20,32 @@ pytestmark = [
 ]
 
 
-class Biased(nn.Module):
-    """A bias of each channel in front of a ReLU, a pool whose window is no square, and a mean that keeps its axes."""
+def biased():
+    """Return a bias of channels before a ReLU, a pool whose window is no square, and a mean that keeps its axes."""
 
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.Conv2d(16, 8, 1, bias=False)
-        self.bias = nn.Parameter(0.3 * torch.randn(1, 16, 1, 1))
-        self.scale = nn.Parameter(1 + 0.3 * torch.randn(16, 1, 1))
+    def forward(m, x):
+        x = F.relu(m.first(x) + m.bias) + m.bias
+        y = m.last(x) / 2
+        return F.avg_pool2d(m.last(x), (3, 2), (2, 1)).mean((-1, -2), keepdim=True) * y + (x * m.scale).mean()
 
-    def forward(self, x):
-        x = F.relu(self.first(x) + self.bias) + self.bias
-        y = self.last(x) / 2
-        return F.avg_pool2d(self.last(x), (3, 2), (2, 1)).mean((-1, -2), keepdim=True) * y + (x * self.scale).mean()
+    bias, scale = nn.Parameter(0.3 * torch.randn(1, 16, 1, 1)), nn.Parameter(1 + 0.3 * torch.randn(16, 1, 1))
+    parts = {"first": nn.Conv2d(3, 16, 3, padding=1, bias=False), "last": nn.Conv2d(16, 8, 1, bias=False)}
+    return Function(forward, **parts, bias=bias, scale=scale)
 
 
-class Plain(nn.Module):
-    """ReLUs without a sum next to them; the last one's gradient is a mask of another dtype's gradient."""
+def plain():
+    """Return ReLUs without a sum next to them; the last one's gradient is a mask of another dtype's gradient."""
 
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Conv2d(3, 16, 3, bias=False), nn.Conv2d(16, 16, 1, bias=False)
-        self.scalar = nn.Parameter(torch.randn(1))
+    def forward(m, x):
+        return F.relu(m.last(F.relu(m.first(x)))).double() + m.scalar
 
-    def forward(self, x):
-        return F.relu(self.last(F.relu(self.first(x)))).double() + self.scalar
+    parts = {"first": nn.Conv2d(3, 16, 3, bias=False), "last": nn.Conv2d(16, 16, 1, bias=False)}
+    return Function(forward, **parts, scalar=nn.Parameter(torch.randn(1)))
 
 
-FOUND = {Gated: [(0, 0), (1, 0), (1, 3)], Biased: [(0, 0)], Plain: []}
+FOUND = {Gated: [(0, 0), (1, 0), (1, 3)], biased: [(0, 0)], plain: []}
 """Network -> the fields product and pool of its gradients with sums."""
-MEANS = {Gated: [(10, 9, 16), (5, 5, 24)], Biased: [], Plain: []}
+MEANS = {Gated: [(10, 9, 16), (5, 5, 24)], biased: [], plain: []}
 
 
 @pytest.fixture(scope="module", params=FOUND, ids=lambda network: network.__name__)

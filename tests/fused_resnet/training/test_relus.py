@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from architectures import Function
 from databases import slow_down
 from step_databases import tuned_step
 from torch import nn
@@ -19,27 +20,24 @@ pytestmark = [
 ]
 
 
-class Plain(nn.Module):
-    """ReLUs behind convolutions with and without a bias, one in place, and one whose result two others read."""
+def network():
+    """Return ReLUs behind convolutions with and without a bias, one in place, and one whose result two others read."""
 
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Conv2d(3, 16, 3, padding=1)
-        self.second = nn.Conv2d(16, 16, 3, padding=1, bias=False)
-        self.third = nn.Conv2d(16, 24, 3, padding=1, stride=2)
-        self.last = nn.Conv2d(24, 8, 1)
+    def forward(m, x):
+        x = torch.relu(m.first(x))
+        x = nn.functional.relu(m.second(x), inplace=True)
+        x = m.third(x).relu()
+        return m.last(x) + x.mean(1, keepdim=True)
 
-    def forward(self, x):
-        x = torch.relu(self.first(x))
-        x = nn.functional.relu(self.second(x), inplace=True)
-        x = self.third(x).relu()
-        return self.last(x) + x.mean(1, keepdim=True)
+    before = {"first": nn.Conv2d(3, 16, 3, padding=1), "second": nn.Conv2d(16, 16, 3, padding=1, bias=False)}
+    behind = {"third": nn.Conv2d(16, 24, 3, padding=1, stride=2), "last": nn.Conv2d(24, 8, 1)}
+    return Function(forward, **before, **behind).train()
 
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
-    """Return a database of `Plain` with one config for each problem."""
-    found = step_problems(Plain().train(), [images()])
+    """Return a database of the network with one config for each problem."""
+    found = step_problems(network(), [images()])
     return tuned_step(tmp_path_factory.mktemp("relus") / "relus.db", found.to_tune())
 
 
@@ -52,7 +50,7 @@ def with_slow(path, folder, condition):
 
 def assert_trains_as_torch(database):
     torch.manual_seed(0)
-    trained = Plain().train()
+    trained = network()
     exact, x = copy.deepcopy(trained).double(), images()
     y = torch.compile(trained, backend="autotune", options={"tuning_db": database})(x)
     y.square().sum().backward()
@@ -81,7 +79,7 @@ def test_they_do_not_where_that_is_slower(tuned, tmp_path, solved):
 
 
 def test_the_problems_are_known_by_the_names_of_their_layers():
-    fused = step_problems(Plain().train(), [images()]).with_relus
+    fused = step_problems(network(), [images()]).with_relus
     assert {name: str(problem.epilogue) for name, problem in fused.items()} == {
         "first with its ReLU": "bias,relu",
         "second with its ReLU": "relu",
@@ -91,19 +89,15 @@ def test_the_problems_are_known_by_the_names_of_their_layers():
 
 
 def test_what_others_read_has_no_such_problems():
-    class Read(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 8, 3)
+    def forward(m, x):
+        y = m.first(x)
+        z = torch.relu(input=y)
+        return m.second(z).mean() + z.chunk(2, 1)[0].mean() + y.mean()
 
-        def forward(self, x):
-            y = self.first(x)
-            z = torch.relu(input=y)
-            return self.second(z).mean() + z.chunk(2, 1)[0].mean() + y.mean()
-
-    assert not step_problems(Read().train(), [images()]).with_relus
+    read = Function(forward, first=nn.Conv2d(3, 16, 3), second=nn.Conv2d(16, 8, 3))
+    assert not step_problems(read.train(), [images()]).with_relus
 
 
 def test_a_relu_behind_a_batch_norm_belongs_to_that():
-    network = nn.Sequential(nn.Conv2d(3, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3))
-    assert not step_problems(network.train(), [images()]).with_relus
+    normed = nn.Sequential(nn.Conv2d(3, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3))
+    assert not step_problems(normed.train(), [images()]).with_relus

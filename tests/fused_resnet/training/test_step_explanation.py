@@ -8,13 +8,11 @@ import pytest
 import torch
 from architectures import Function
 from databases import slow_down
-from step_databases import tuned_step
 from torch import nn
 from training_networks import Normed, Small, images
 
 from fused_resnet import FusedResNet, InputError, explain_step
 from fused_resnet.step_explanation import TORCH
-from fused_resnet.training import step_problems
 
 pytestmark = [
     pytest.mark.compile,
@@ -23,10 +21,9 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def norms_db(tmp_path_factory):
-    """Return a database of `Normed` at batch 2 with one config for each problem; torch's times are made long."""
-    found = step_problems(Normed(), [images()])
-    path = tuned_step(tmp_path_factory.mktemp("norms") / "norms.db", found.to_tune())
+def norms_db(normed_db, tmp_path_factory):
+    """Return that of `Normed`, in which torch's times are made long."""
+    path = str(shutil.copy(normed_db, tmp_path_factory.mktemp("norms")))
     slow_down(path, 1000, "kernel_id IN (SELECT id FROM kernel WHERE family = 'aten')")
     return path
 

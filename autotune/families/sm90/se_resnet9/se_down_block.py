@@ -97,16 +97,12 @@ class Sm90SeDownBlock(HopperFamily[SeDownBlock]):
     def candidate_values(
         self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: SeDownBlock | None
     ) -> Sequence[Value]:
-        if problem is None:
-            return parameter.values
-        match parameter.name:
-            case "out_h":
-                return (problem.p,)
-            case "out_w":
-                return (problem.q,)
-            case "parts":
-                return [parts for parts in parameter.values if int(parts) * int(chosen["tile_n"]) == problem.k]
-        return parameter.values
+        if problem and parameter.name == "parts":
+            return [parts for parts in parameter.values if int(parts) * int(chosen["tile_n"]) == problem.k]
+        return super().candidate_values(parameter, chosen, arch, dtype, problem)
+
+    def decided(self, problem: SeDownBlock) -> Mapping[str, Value]:
+        return {"out_h": problem.p, "out_w": problem.q}
 
     def unsupported(self, problem: SeDownBlock) -> Rules:
         yield require(problem.p in _SIDES and problem.q in _SIDES, "the output must have 4 or 8 by 4 or 8 pixels")
@@ -125,10 +121,7 @@ class Sm90SeDownBlock(HopperFamily[SeDownBlock]):
     def unfit(self, problem: SeDownBlock, config: Config, arch: Architecture) -> Rules:
         x = SeDownBlockShape.from_config(config)
         yield require(x.channels == problem.k, f"it has {x.channels} channels; the problem has k={problem.k}")
-        yield require(
-            (x.out_h, x.out_w) == (problem.p, problem.q),
-            f"its output has {x.out_h} x {x.out_w} pixels; the problem's has {problem.p} x {problem.q}",
-        )
+        yield from super().unfit(problem, config, arch)
         yield require(
             problem.c <= 3 * x.tile_n,
             "c must be at most 3 tile_n: the pooled input takes the place of the inner values",

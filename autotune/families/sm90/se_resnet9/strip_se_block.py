@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from autotune.core import MAX_PROCESSORS, Architecture, ceil_div, round_up
 from autotune.families.base import CHANNELS_LAST, Config, Launch, Parameter, Rules, Value, require
@@ -66,16 +66,6 @@ class Sm90StripSeBlock(HopperFamily[StemBlock]):
             f"width must be at most {_MAX_POOLED_WIDTH} with a pool",
         )
 
-    def candidate_values(
-        self, parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: StemBlock | None
-    ) -> Sequence[Value]:
-        if problem:
-            behind = problem.behind
-            fixed = {"height": behind.h, "width": behind.w, "image": problem.c, "pool": _pool(problem)}
-            if parameter.name in fixed:
-                return (fixed[parameter.name],)
-        return parameter.values
-
     def unsupported(self, problem: StemBlock) -> Rules:
         behind = problem.behind
         yield from image_rules(problem)
@@ -94,16 +84,14 @@ class Sm90StripSeBlock(HopperFamily[StemBlock]):
             f"images behind the stem must be at most {_MAX_POOLED_WIDTH} wide with a pool",
         )
 
+    def decided(self, problem: StemBlock) -> Mapping[str, Value]:
+        behind = problem.behind
+        return {"height": behind.h, "width": behind.w, "image": problem.c}
+
     def unfit(self, problem: StemBlock, config: Config, arch: Architecture) -> Rules:
-        behind, shared = problem.behind, _shared_bytes(problem)
-        yield require(
-            (config["height"], config["width"], config["image"]) == (behind.h, behind.w, problem.c),
-            f"it is for images of {config['image']} channels, {config['height']} x {config['width']} behind the stem; "
-            f"the problem's have {problem.c}, {behind.h} x {behind.w}",
-        )
-        yield require(
-            config.get("pool", 0) == _pool(problem), f"pool must be {_pool(problem)}; it is {config.get('pool', 0)}"
-        )
+        shared, pool = _shared_bytes(problem), _pool(problem)
+        yield from super().unfit(problem, config, arch)
+        yield require(config.get("pool", 0) == pool, f"pool must be {pool}; it is {config.get('pool', 0)}")
         yield require(
             shared <= arch.block_shared,
             f"a block must fit {arch.block_shared} bytes of shared memory; it takes {shared}",

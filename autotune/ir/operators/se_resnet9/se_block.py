@@ -33,11 +33,6 @@ class SeBlock(Images):
     epilogue: Epilogue = _CONV_AND_GATE
 
     @property
-    def output_shape(self) -> tuple[int, ...]:
-        """Return (n, h, w, c)."""
-        return (self.n, self.h, self.w, self.c)
-
-    @property
     def flops(self) -> int:
         """Return those of the two convolutions, the mean, the scaling and the two matrix products."""
         pixels = self.h * self.w

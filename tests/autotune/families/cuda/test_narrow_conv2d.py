@@ -4,9 +4,7 @@ from dataclasses import replace
 
 from autotune.core import architecture
 from autotune.families import family
-from autotune.ir import (
-    parse,
-)
+from autotune.ir import parse
 
 
 def test_few_channels_in_one_line_are_served_where_lines_begin_whole_words_apart():

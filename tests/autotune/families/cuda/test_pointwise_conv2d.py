@@ -2,9 +2,7 @@
 
 from autotune.core import architecture
 from autotune.families import family
-from autotune.ir import (
-    parse,
-)
+from autotune.ir import parse
 
 
 def test_short_products_are_served_where_their_operands_fit_registers():

@@ -7,9 +7,7 @@ import pytest
 
 from autotune.core import ProblemError, architecture
 from autotune.families import family, serving
-from autotune.ir import (
-    parse,
-)
+from autotune.ir import parse
 
 
 def test_stems_are_served_where_the_kernel_can_solve_them():
