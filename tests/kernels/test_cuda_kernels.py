@@ -21,14 +21,8 @@ ON_SM80 = {
 }
 """Families whose kernels run as those of sm_80; those of the others run as on Hopper."""
 
-DAILY = {
-    "cuda_conv2d_pair": (3, "pairs"),
-    "cuda_inverted_residual": (4, "inverted residuals"),
-    **dict.fromkeys(
-        ("cuda_concat", "cuda_clipped_avg_pool2d", "cuda_adaptive_avg_pool2d", "cuda_elementwise"), (4, "memory-bound")
-    ),
-}
-"""Family -> how many of its cases a day runs, and with which other families' cases."""
+DAILY = 2
+"""Cases of a family that a day runs."""
 
 LIMITS = {
     "cuda_conv2d_pair": {"f16": 1.5e-3, "bf16": 1.2e-2},
@@ -74,7 +68,7 @@ def launches_of(name, problem, config, arch, values):
     [
         pytest.param(name, text, values, launch_values, id=f"{name}: {case}", marks=marks)
         for name, cases in CASES.items()
-        for marks in [[pytest.mark.daily(*DAILY[name])] if name in DAILY else []]
+        for marks in [[pytest.mark.daily(DAILY, f"cases of {name}")] if len(cases) > DAILY else []]
         for case, (text, values, *launch_values) in cases.items()
     ],
 )
