@@ -37,7 +37,9 @@ from fused_resnet.training.kernels.bound_problem import can_solve
 from fused_resnet.training.kernels.operator import SOLVE_ALL
 
 _ATEN = torch.ops.aten
-_SUM, _SELECT, _DETACH = _ATEN.sum.dim_IntList, _ATEN.select.int, _ATEN.detach.default
+_SUM, _SELECT = _ATEN.sum.dim_IntList, _ATEN.select.int
+_SAME = (_ATEN.detach.default, _ATEN.alias.default)
+"""Operators that return their input: torch saves a ReLU's result by the second one from 2.14 on."""
 _POOL_GRADIENT = _ATEN.avg_pool2d_backward.default
 
 
@@ -131,7 +133,7 @@ def _arguments(node: fx.Node) -> tuple[Any, Any]:
     activity, gradient = relu_arguments(node) if node.target in MASKS else (None, None)
     if activity is None or not is_images(value(node)) or value(activity).shape != value(node).shape:
         return None, None
-    while activity.target == _DETACH:
+    while activity.target in _SAME:
         activity = activity.args[0]
     is_computed = value(activity).dtype == torch.bool and activity.op != "placeholder"
     return (None, None) if is_computed else (activity, gradient)
