@@ -142,7 +142,7 @@ def select(
         chosen = _planned_choices(store, found, f"{suffix} without Inductor" if without else suffix)
         layers = network.layers_with(found.plan.details.get("alternatives", []), chosen)
         tuned = {layer.name: layer.problem for layer in found.network.all_layers}
-        for layer in layers:
+        for layer in layers if evidence.quarantined() else ():
             wrong = _quarantined(device, layer.problem, tuned.get(layer.name, layer.problem))
             if wrong and layer.name in chosen and chosen[layer.name].candidate.digest in wrong:
                 del chosen[layer.name]  # the next candidate runs it
