@@ -280,7 +280,7 @@ def main(args: argparse.Namespace) -> int:
     if args.write:
         _require_unsigned(args)
     statuses: list[str] = []
-    networks: dict[str, str] = {}
+    networks: list[Network] = []
     with open_reader(args.db) as store, torch.inference_mode(False), torch.no_grad():
         row, keys = chosen(store, device, args.batch or [], args.plan)
         for key in keys:
@@ -290,7 +290,7 @@ def main(args: argparse.Namespace) -> int:
                 subject = _subject(store, plan, key, model, args, device)
                 if subject is None:
                     continue
-                networks[subject.network.key] = network_text.write(subject.network)
+                networks.append(subject.network)
                 found = verdict(store, key, plan, subject, args)
             except (AutotuneError, torch.OutOfMemoryError) as error:
                 found = Verdict(PlanCheck(NOT_CHECKED, in_one_line(error)), in_one_line(error))
@@ -302,8 +302,9 @@ def main(args: argparse.Namespace) -> int:
         raise AutotuneError(f"{args.model} is the model of none of these plans: {', '.join(keys[:_LISTED])}")
     if args.write:
         with Store.create(args.db) as written:
-            for key, text in networks.items():
-                written.put_network(key, text)
+            for network in networks:
+                if not network_text.is_known(written.networks(f"{network.identity.model} "), network):
+                    written.put_network(network.key, network_text.write(network))
     return _exit_code(statuses)
 
 
