@@ -159,8 +159,8 @@ def _verified(plan: Plan, device: torch.device) -> str:
     found = evidence.last(plan.digest or "", device=device_name(device), **software(device))
     if found is None:
         return "never verified on this driver, torch and cuDNN: autotune verify DB"
-    said = "verified" if found.status in (evidence.RIGHT, evidence.DRIFTED) else f"found {found.status}"
-    return f"{said} on this driver and torch on {found.date[:10]}"
+    said = {evidence.WRONG: "found wrong", evidence.FAILED: "failed to run"}
+    return f"{said.get(found.status, 'verified')} on this driver and torch on {found.date[:10]}"
 
 
 def _row(item: BoundLayer, store: Database, device: Device | None) -> LayerRow:

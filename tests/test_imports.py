@@ -30,6 +30,7 @@ RUNTIME = {
     },
     "tuning_db": {
         "errors",
+        "evidence",
         "location",
         "opening",
         "ranking",

@@ -290,7 +290,7 @@ def driver_version() -> str:
     """Return the version of NVIDIA's driver, such as "580.159.03"; empty where there is none."""
     with suppress(OSError):
         text = Path("/proc/driver/nvidia/version").read_text()
-        if found := re.search(r"Kernel Module\D*(\d+\.[\d.]+)", text.replace("x86_64", "")):
+        if found := re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", text):
             return found[1]
     import pynvml  # not needed to run a network
 

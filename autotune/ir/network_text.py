@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, replace
 from typing import Any
 
-from autotune.core import ProblemError
+from autotune.core import AutotuneError, ProblemError
 from autotune.ir.constant_expr import ConstantExpr, ConstantSource
 from autotune.ir.network import Alternative, CallerTensor, Layer, Network, NetworkKey
 from autotune.ir.operators import TorchCall
@@ -82,6 +82,14 @@ def find(texts: Iterable[tuple[str, str]], key: str) -> Network | None:
             if network.identity == wanted:
                 return network
     return None
+
+
+def is_known(texts: Iterable[tuple[str, str]], network: Network) -> bool:
+    """Return whether one of some networks (key and text) gives this one, at its own or at another batch size."""
+    try:
+        return find(texts, network.key) == network.without_whole
+    except AutotuneError:  # a layer on torch's operators: only a model can tell what it computes
+        return False
 
 
 def base_key(key: str) -> NetworkKey:

@@ -113,12 +113,14 @@ def rankings(
         for n in batches(store, problem) if other_batches else [problem.batch]:
             tuned = with_batch(problem, n)
             timed: Sequence[Measurement] = store.ranking(row, str(tuned))
+            best_us = store.best_us(row, str(tuned)) if timed else None
             if wrong := _quarantined(device, problem, tuned):
                 timed = [one for one in timed if evidence.kernel_digest(one.kernel, one.launch) not in wrong]
+                best_us = min((one.median_us for one in timed if one.median_us), default=None)
             # A plan of cuDNN serves its own problem only.
             source, plans = ("tuned", CUDNN_PLANS) if tuned == problem else (f"batch {n}", 0)
             loaded = _loaded(store, shortlist(timed, CANDIDATES, plans), target, f"{source}{suffix}", n)
-            yield Ranking(timed, loaded, store.best_us(row, str(tuned)) if timed else None)
+            yield Ranking(timed, loaded, best_us)
 
 
 def select(
@@ -142,7 +144,7 @@ def select(
         chosen = _planned_choices(store, found, f"{suffix} without Inductor" if without else suffix)
         layers = network.layers_with(found.plan.details.get("alternatives", []), chosen)
         tuned = {layer.name: layer.problem for layer in found.network.all_layers}
-        for layer in layers:
+        for layer in layers if evidence.quarantined() else ():
             wrong = _quarantined(device, layer.problem, tuned.get(layer.name, layer.problem))
             if wrong and layer.name in chosen and chosen[layer.name].candidate.digest in wrong:
                 del chosen[layer.name]  # the next candidate runs it

@@ -5,14 +5,16 @@ from contextlib import closing
 
 import pytest
 import torch
-from databases import alter, put_device, renew_digests, rows, with_wrong_kernel
+from databases import alter, put_cpu, put_device, renew_digests, rows, with_wrong_kernel
 from half_wrong import network, put_plan, write_family
 from processes import TUNED_BATCH, assert_error, script
 from seed_network import assert_right, fused, images
 from tamper import add_plan
 
 from autotune import families
+from autotune.ir import network_text
 from autotune.runtime import NetworkPlan, rankings
+from autotune_cli import models
 from tuning_db import Store, evidence, open_reader
 from tuning_db.share.pack import pack
 
@@ -71,7 +73,7 @@ def test_a_kernel_that_is_wrong_beyond_a_size_is_found_and_avoided(made):
     assert after["large"].candidate.family == "half_wrong" and after["large"].source == "tuned"
     with open_reader(made) as store:
         [ranking] = rankings(store, network().layers[1].problem, CPU)
-    assert [row.kernel.config for row in ranking.timed] == ['{"skipped": 0}']
+    assert [row.kernel.config for row in ranking.timed] == ['{"skipped": 0}'] and ranking.best_us == 2.0
     assert line.endswith("; on the next candidates of these layers it is right")
     again = verify(made)
     assert again.returncode == 0 and ": right; error " in again.stdout, again.stdout + again.stderr
@@ -179,3 +181,21 @@ def test_a_model_brings_the_network_of_an_older_plan(tuned, tmp_path):
     assert script("db", "verify", "--key", tmp_path / "key.pub", path).returncode == 0
     alter(path, "UPDATE network SET key = replace(key, 'n=', 'n=1')")
     assert_error(script("db", "verify", "--key", tmp_path / "key.pub", path), "table 'network' is damaged")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision"), [("f32", None), ("bf16", None), ("f32", "tf32"), ("f32", "int8"), ("f16", "fp8")]
+)
+def test_plans_in_every_precision_are_verified_with_their_model(dtype, precision, tmp_path, monkeypatch):
+    """They run on torch's operators: the plan chooses no kernel."""
+    monkeypatch.setenv("AUTOTUNE_EVIDENCE", str(tmp_path / "evidence.db"))
+    file, path = tmp_path / "model.py", tmp_path / "a.db"
+    file.write_text("from architectures import ResNet, random_model\nmake = lambda: random_model(ResNet('basic'))\n")
+    made = models.load(f"{file}:make", (3, 32, 32), None).network(2, dtype, precision)
+    with Store.create(path) as store:
+        values = {"device_id": put_cpu(store).id, "median_us": 1e9, "spread_us": 0.1, "choices": []}
+        store.put_plan(network=made.key, **values)
+        store.put_network(made.key, network_text.write(made))
+    done = verify(path, "--model", f"{file}:make", "--input", "3,32,32")
+    assert done.returncode == 0 and done.stdout.startswith(f"{made.key}: right; error "), done.stdout + done.stderr
+    assert ("8-bit layers need" if "+" in made.key else "right; error") in verify(path).stdout

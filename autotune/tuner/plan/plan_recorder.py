@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any
 
-from autotune.core import AutotuneError, timeline
+from autotune.core import timeline
 from autotune.ir import Network, NetworkKey, network_text
 from autotune.measure import THROTTLED, LayerAssignment, Result
 from autotune.runtime import activation_places
@@ -93,11 +93,7 @@ class PlanRecorder:
 
     def _keep_network(self) -> None:
         """Store the layers of the network, unless the database has them, at this batch size or at another one."""
-        try:
-            known = network_text.find(self._store.networks(f"{self.network.identity.model} "), self.network.key)
-        except AutotuneError:  # a layer on torch's operators: only a model can tell what it computes
-            known = None
-        if known != self.network.without_whole:
+        if not network_text.is_known(self._store.networks(f"{self.network.identity.model} "), self.network):
             self._store.put_network(self.network.key, network_text.write(self.network))
 
     def _memory(self, plan: PlanState) -> list[list[object]]:

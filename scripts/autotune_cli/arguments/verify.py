@@ -1,4 +1,4 @@
-"""Verify plans: run each plan of a database on this device, and compare its result and its time.
+"""Verify plans: run those of a database here; compare results and times.
 
 autotune verify tuning_db/resnets_h200.db
 autotune verify MY.db --model torchvision:resnet50 --batch 1,128
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     chosen = parser.add_argument_group("which plans")
     chosen.add_argument("--batch", type=sizes, action="extend", metavar="N[,N]", help="batch sizes (default all)")
     chosen.add_argument("--plan", metavar="TEXT", default="", help="only plans whose name contains this text")
-    model = parser.add_argument_group("a model, for plans that were stored without their network, and for 8-bit plans")
+    model = parser.add_argument_group("a model: for plans stored without their network, and in 8 bits")
     add_model(model, None, in_channels=False)
     model.add_argument(
         "--write", action="store_true", help="add the model's networks to the database, for checks without --model"

@@ -126,12 +126,13 @@ def of_model(model: models.Model, database: str, key: str, device: torch.device,
     properties = dict(wanted.properties)
     if wanted.model != type(model.module).__name__ or not wanted.batch or "x" not in properties.get("input", ""):
         return None
-    dtype, _, precision = properties["dtype"].partition("+")
-    dtype, precision = ("f32", TF32) if dtype == TF32 else (dtype, precision)
+    dtype, _, in_bytes = properties["dtype"].partition("+")
+    precision = TF32 if dtype == TF32 else BYTE_FORMATS[in_bytes].precision if in_bytes in BYTE_FORMATS else None
+    dtype = "f32" if dtype == TF32 else dtype
     shape = tuple(map(int, properties["input"].split("x")))
     x = torch.randn(wanted.batch, *shape, generator=torch.Generator().manual_seed(seed)).to(device, DTYPES[dtype])
     try:
-        fused = model.fused_for(x, database, precision or None)
+        fused = model.fused_for(x, database, precision)
         network = fused._network(x)
     except CaptureError:
         return None
@@ -140,7 +141,7 @@ def of_model(model: models.Model, database: str, key: str, device: torch.device,
     return Subject(network, module_state(fused), [x], _reference(model, network, x, precision))
 
 
-def _reference(model: models.Model, network: Network, x: torch.Tensor, precision: str) -> Reference:
+def _reference(model: models.Model, network: Network, x: torch.Tensor, precision: str | None) -> Reference:
     """Return what a model computes in float32, or in float64 if x is in float32, and the error of eager torch."""
     module = copy.deepcopy(model.module).to(x.device, x.dtype)
     precise = torch.float64 if x.dtype == torch.float32 else torch.float32
@@ -157,7 +158,7 @@ def _reference(model: models.Model, network: Network, x: torch.Tensor, precision
         exact = results(x.to(precise))
     if [tuple(one.shape) for one in exact] != [one.shape for one in network.results]:
         raise AutotuneError("the model returns other tensors than its layers compute, so they cannot be compared")
-    return Reference(exact, relative_error(eager, exact) if precision in ("", TF32) else None)
+    return Reference(exact, relative_error(eager, exact) if precision in (None, TF32) else None)
 
 
 # -- the verdict -------------------------------------------------------------------------------------------------------
@@ -206,7 +207,7 @@ def verdict(store: Database, key: str, recorded: Plan, subject: Subject, args: a
 
 def _timed(store: Database, recorded: Plan, plan: NetworkPlan, check: PlanCheck, rounds: int) -> Verdict:
     """Time a right plan, and compare its time with the recorded one."""
-    said = [f"error {check.error:.1e} (torch's own {check.eager_error:.1e})"]
+    said = [f"error {check.error:.1e} (rounding alone {check.eager_error:.1e})"]
     if not plan.native:
         said.append("bits not compared")
     if replaced := list(_replaced(store, recorded, plan)):
@@ -280,7 +281,7 @@ def main(args: argparse.Namespace) -> int:
     if args.write:
         _require_unsigned(args)
     statuses: list[str] = []
-    networks: dict[str, str] = {}
+    networks: list[Network] = []
     with open_reader(args.db) as store, torch.inference_mode(False), torch.no_grad():
         row, keys = chosen(store, device, args.batch or [], args.plan)
         for key in keys:
@@ -290,7 +291,7 @@ def main(args: argparse.Namespace) -> int:
                 subject = _subject(store, plan, key, model, args, device)
                 if subject is None:
                     continue
-                networks[subject.network.key] = network_text.write(subject.network)
+                networks.append(subject.network)
                 found = verdict(store, key, plan, subject, args)
             except (AutotuneError, torch.OutOfMemoryError) as error:
                 found = Verdict(PlanCheck(NOT_CHECKED, in_one_line(error)), in_one_line(error))
@@ -302,8 +303,9 @@ def main(args: argparse.Namespace) -> int:
         raise AutotuneError(f"{args.model} is the model of none of these plans: {', '.join(keys[:_LISTED])}")
     if args.write:
         with Store.create(args.db) as written:
-            for key, text in networks.items():
-                written.put_network(key, text)
+            for network in networks:
+                if not network_text.is_known(written.networks(f"{network.identity.model} "), network):
+                    written.put_network(network.key, network_text.write(network))
     return _exit_code(statuses)
 
 
