@@ -78,20 +78,6 @@ def bound(monkeypatch):
     return made
 
 
-@pytest.fixture
-def no_inductor(monkeypatch):
-    """Let Inductor fail, as it does without a compiler; return the graphs that it was given."""
-    given = []
-    torch._dynamo.lookup_backend("inductor")  # registers torch's own backends
-
-    def fail(graph, inputs):
-        given.append(graph)
-        raise RuntimeError("no compiler")
-
-    monkeypatch.setitem(torch._dynamo.backends.registry._COMPILER_FNS, "inductor", fail)
-    return given
-
-
 # -- graphs that run on our kernels ------------------------------------------------------------------------------------
 
 

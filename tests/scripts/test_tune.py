@@ -65,6 +65,7 @@ def test_details_are_told_if_asked_for(tuned_db, tmp_path):
         assert words in done.stdout
 
 
+@pytest.mark.compile
 def test_batch_sizes_are_tuned_together(tmp_path):
     path, batches = tmp_path / "two.db", (3, 2)
     model = ("--model", f"{ROOT / 'tests' / 'support' / 'door_networks.py'}:tailed", "--input", "8,9,9")

@@ -51,23 +51,29 @@ def _included(*folders: Path) -> list[str]:
     return [f"-I{path}" for path in (*folders, KERNELS, paths.templates(), _cuda_headers())]
 
 
-@functools.cache
-def _precompiled() -> str:
-    """The emulator's own headers, which g++ reads in half the time when they are compiled once."""
-    folder = tempfile.mkdtemp(prefix="emulator-")
+def _own_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="emulator-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    header = f"{folder}/launch.h"
-    command = [
-        "g++",
-        *FLAGS,
-        *_included(),
-        "-x",
-        "c++-header",
-        KERNELS / "emulator" / "launch.h",
-        "-o",
-        f"{header}.gch",
-    ]
-    subprocess.run(command, check=True)
+    return folder
+
+
+@functools.cache
+def _headers() -> Path:
+    """The folder of the kernels' headers with every asm statement replaced."""
+    folder, templates = _own_folder(), paths.templates()
+    for header in (header for name in ("common", "cuda", "sm90") for header in (templates / name).rglob("*.cuh")):
+        copy = folder / header.relative_to(templates)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(_emulated(header.read_text()))
+    return folder
+
+
+@functools.cache
+def _precompiled() -> Path:
+    """The emulator's own headers, which g++ reads in half the time when they are compiled once."""
+    header = _own_folder() / "launch.h"
+    source = KERNELS / "emulator" / "launch.h"
+    subprocess.run(["g++", *FLAGS, *_included(), "-x", "c++-header", source, "-o", f"{header}.gch"], check=True)
     return header
 
 
@@ -76,11 +82,6 @@ class Emulated:
 
     def __init__(self, kernel: Kernel, folder: Path) -> None:
         self.kernel = kernel
-        folders = [paths.templates() / name for name in ("common", "cuda", "sm90")]
-        for header in (header for place in folders for header in place.rglob("*.cuh")):
-            copy = folder / header.relative_to(paths.templates())
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_text(_emulated(header.read_text()))
         text, symbol = rendering.unit([kernel]), rendering.symbol(kernel)
         (folder / "kernel.cu").write_text(_emulated(text))
         problem = re.search(rf"{symbol}_prepare\((\w+) ", text) or re.search(r"using Problem = (\w+);", text)
@@ -89,7 +90,7 @@ class Emulated:
         defined = [f"-DEMULATED_{name}={value}" for name, value in values.items()]
         defined += [] if "using Kernel" in text else ["-DEMULATED_PLAIN"]
         here, library = KERNELS, folder / "kernel.so"
-        included = ["-include", _precompiled(), *_included(folder)]
+        included = ["-include", _precompiled(), *_included(folder, _headers())]
         command = ["g++", *FLAGS, "-shared", *defined, *included, here / "emulated.cpp", "-o", library]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[:4000]
