@@ -16,10 +16,7 @@
 #pragma once
 #include "common/copies.cuh"
 #include "common/mma.cuh"
-#include "common/ptx/registers.cuh"
-#include "common/ptx/shared_memory.cuh"
-#include "common/ptx/tma.cuh"
-#include "common/ptx/wgmma.cuh"
+#include "common/ptx/ptx.cuh"
 #include "common/transposed_matrices.cuh"
 #include "cuda/last_block.cuh"
 

@@ -59,11 +59,4 @@ AT_DEVICE void add_staged_products(const Stages& stages, uint32_t own, uint32_t 
     if (pending >= 0) release_stage<kPeers>(stages, pending);  // for its producer_tail()
 }
 
-// Initializes the barriers of a ring that one thread fills and some warpgroups release.
-AT_DEVICE void init_ring(uint32_t full, uint32_t empty, int stages, int groups) {
-  ptx::mbarrier_init_array(full, stages, 1);
-  ptx::mbarrier_init_array(empty, stages, groups);
-  ptx::fence_barrier_init();
-}
-
 }  // namespace at

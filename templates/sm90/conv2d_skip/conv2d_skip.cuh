@@ -12,11 +12,7 @@
 #pragma once
 #include "sm90/register_budget.cuh"
 #include "sm90/row_stage.cuh"
-#include "common/ptx/mbarrier.cuh"
-#include "common/ptx/registers.cuh"
-#include "common/ptx/shared_memory.cuh"
-#include "common/ptx/tma.cuh"
-#include "common/ptx/wgmma.cuh"
+#include "common/ptx/ptx.cuh"
 #include "sm90/conv2d_skip/plan.cuh"
 
 namespace at {
@@ -35,10 +31,8 @@ struct Conv2dSkip : Conv2dSkipPlan<Config> {
     const Layout smem(params, align_smem(ptx::cast_smem_ptr_to_uint(memory)));
     const int warp = ptx::warp_uniform(threadIdx.x / 32);
     if (warp == 0) {
-      ptx::mbarrier_init_array(smem.pixel_full, params.pixel_stages, 1);
-      ptx::mbarrier_init_array(smem.pixel_empty, params.pixel_stages, 4 * P::kGroups);
-      ptx::mbarrier_init_array(smem.filter_full, params.filter_stages, 1);
-      ptx::mbarrier_init_array(smem.filter_empty, params.filter_stages, 4 * P::kGroups);
+      init_pipeline(smem.pixel_pipeline, params.pixel_stages, 4 * P::kGroups);
+      init_pipeline(smem.filter_pipeline, params.filter_stages, 4 * P::kGroups);
       ptx::fence_barrier_init();
     }
     if (warp == 4 * P::kGroups)
@@ -79,7 +73,7 @@ struct Conv2dSkip : Conv2dSkipPlan<Config> {
   };
 
   AT_DEVICE static void load_pixels(const Params& params, const Layout& smem) {
-    const Pipeline pipeline = P::pixel_pipeline(smem);
+    const Pipeline pipeline = smem.pixel_pipeline;
     PipelineState state{0, 1};
     griddepcontrol_wait();
     for (int index = blockIdx.x; index < params.tiles; index += gridDim.x) {
@@ -104,7 +98,7 @@ struct Conv2dSkip : Conv2dSkipPlan<Config> {
   }
 
   AT_DEVICE static void load_filters(const Params& params, const Layout& smem) {
-    const Pipeline pipeline = P::filter_pipeline(smem);
+    const Pipeline pipeline = smem.filter_pipeline;
     PipelineState state{0, 1};
     for (int index = blockIdx.x; index < params.tiles; index += gridDim.x) {
       const Tile tile(params, index);
@@ -141,8 +135,8 @@ struct Conv2dSkip : Conv2dSkipPlan<Config> {
 
   AT_DEVICE static void release(const Layout& smem, Pending& pending) {
     if (threadIdx.x % 32 == 0) {
-      if (pending.pixels >= 0) P::pixel_pipeline(smem).consumer_release(pending.pixels);
-      if (!P::kResident && pending.filters >= 0) P::filter_pipeline(smem).consumer_release(pending.filters);
+      if (pending.pixels >= 0) smem.pixel_pipeline.consumer_release(pending.pixels);
+      if (!P::kResident && pending.filters >= 0) smem.filter_pipeline.consumer_release(pending.filters);
     }
     pending = Pending{};
   }
@@ -155,8 +149,8 @@ struct Conv2dSkip : Conv2dSkipPlan<Config> {
     const uint32_t filters = ptx::descriptor_lo(smem.filters);
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
-      P::pixel_pipeline(smem).consumer_wait(rings.pixels);
-      P::filter_pipeline(smem).consumer_wait(rings.filters);
+      smem.pixel_pipeline.consumer_wait(rings.pixels);
+      smem.filter_pipeline.consumer_wait(rings.filters);
       const uint32_t a = pixels + rings.pixels.index * (P::kPixelBytes / 16);
       const uint32_t b = filters + rings.filters.index * (P::kFilterBytes / 16);
       ptx::warpgroup_arrive();

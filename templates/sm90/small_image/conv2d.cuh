@@ -18,12 +18,7 @@
 // prepare().
 #pragma once
 #include "sm90/fragment.cuh"
-#include "common/ptx/cluster.cuh"
-#include "common/ptx/mbarrier.cuh"
-#include "common/ptx/registers.cuh"
-#include "common/ptx/shared_memory.cuh"
-#include "common/ptx/tma.cuh"
-#include "common/ptx/wgmma.cuh"
+#include "common/ptx/ptx.cuh"
 #include "sm90/conv2d/promoted_sum.cuh"
 #include "sm90/small_image/plan.cuh"
 
@@ -80,8 +75,9 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
 
   AT_DEVICE static void init_barriers(const Params& params, const Layout& smem, int warp) {
     if (warp == 0) ptx::mbarrier_init_array(smem.full, params.chunks + params.skip_chunks, 1);
-    else if (warp == 1) ptx::mbarrier_init_array(smem.weight_full, P::kGroups * params.weight_stages, 1);
-    else if (warp == 2) ptx::mbarrier_init_array(smem.weight_empty, P::kGroups * params.weight_stages, P::kPeers);
+    else if (warp == 1) ptx::mbarrier_init_array(smem.weight_pipeline.full, P::kGroups * params.weight_stages, 1);
+    else if (warp == 2)
+      ptx::mbarrier_init_array(smem.weight_pipeline.empty, P::kGroups * params.weight_stages, P::kPeers);
     ptx::fence_barrier_init();
   }
 
@@ -132,9 +128,9 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     constexpr uint16_t kAll = (1 << P::kPeers) - 1;
     const int first = group * params.weight_stages, steps = steps_of(params, group);
     const auto load = [&](PipelineState& ring, const void* map, int bytes, int rows, int chunk, int tap, int row) {
-      const uint32_t full = P::weight_pipeline(smem).full_barrier(first + ring.index),
+      const uint32_t full = smem.weight_pipeline.full_barrier(first + ring.index),
                      stage = smem.weights + (first + ring.index) * P::kWeightBytes;
-      P::weight_pipeline(smem).producer_acquire({first + ring.index, ring.phase});
+      smem.weight_pipeline.producer_acquire({first + ring.index, ring.phase});
       ptx::mbarrier_arrive_expect_tx(full, bytes);
       ptx::tma_load_3d<(P::kPeers > 1)>(stage + cta.peer * rows * P::kRowBytes, map, full, chunk * P::kK, tap,
                                         row + cta.peer * rows, kAll);
@@ -145,7 +141,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     Step step(group);
 #pragma unroll 1
     for (int i = 0; i < steps; ++i, step.advance()) {
-      const uint32_t full = P::weight_pipeline(smem).full_barrier(first + ring.index);
+      const uint32_t full = smem.weight_pipeline.full_barrier(first + ring.index);
       const uint32_t stage =
           load(ring, params.weight_map, P::kWeightBytes, P::kN / P::kPeers, step.chunk, step.tap, cta.column * P::kN);
       if (P::kFolded && cta.peer == 0)
@@ -216,7 +212,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
   // Releases the stage whose products are complete, unless it is not refilled.
   AT_DEVICE static void release(const Layout& smem, Progress& weights, int stages, int pieces) {
     const bool again = weights.pending >= 0 && weights.piece - 1 + stages < pieces;
-    const uint32_t empty = P::weight_pipeline(smem).empty_barrier(weights.first + weights.pending);
+    const uint32_t empty = smem.weight_pipeline.empty_barrier(weights.first + weights.pending);
     const int thread = threadIdx.x % P::kWide;
     if constexpr (P::kPeers == 1) {
       if (again && thread == 0) ptx::mbarrier_arrive(empty);
@@ -237,7 +233,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
       taken = weights.piece % Config::kPromote == 0;
       if (taken) promote(accum, weights.piece == 0);
     }
-    P::weight_pipeline(smem).consumer_wait({(int)stage, weights.ring.phase});
+    smem.weight_pipeline.consumer_wait({(int)stage, weights.ring.phase});
     ptx::warpgroup_arrive();
 #pragma unroll
     for (int i = 0; i < kProducts; ++i)
@@ -293,7 +289,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
                      stage = weights.first + weights.ring.index;
       const uint32_t b = ptx::descriptor_lo(smem.weights) + stage * (P::kWeightBytes / 16);
       ptx::mbarrier_wait(smem.full + ptx::kMbarrierBytes * (params.chunks + chunk), 0);
-      P::weight_pipeline(smem).consumer_wait({(int)stage, weights.ring.phase});
+      smem.weight_pipeline.consumer_wait({(int)stage, weights.ring.phase});
       ptx::warpgroup_arrive();
 #pragma unroll
       for (int i = 0; i < kProducts; ++i)

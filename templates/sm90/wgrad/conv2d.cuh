@@ -13,12 +13,7 @@
 // Blocks split the pixels. Those of a cluster add their sums through distributed shared memory, each for a part of the
 // tile. With several clusters a tile they add through a workspace: the last one to arrive adds all, in fixed order.
 #pragma once
-#include "common/ptx/cluster.cuh"
-#include "common/ptx/distributed_shared_memory.cuh"
-#include "common/ptx/mbarrier.cuh"
-#include "common/ptx/registers.cuh"
-#include "common/ptx/shared_memory.cuh"
-#include "common/ptx/wgmma.cuh"
+#include "common/ptx/ptx.cuh"
 #include "sm90/wgrad/plan.cuh"
 #include "sm90/wgrad/sums.cuh"
 
@@ -39,7 +34,11 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
     const Layout smem(params, align_smem(ptx::cast_smem_ptr_to_uint(memory)));
     const int warp = ptx::warp_uniform(threadIdx.x / 32);
     const Tile tile(params);
-    init_barriers(params, smem, warp);
+    if (warp == 0) {
+      init_pipeline(smem.dy_pipeline, params.dy_stages, 4 * P::kGroups);
+      init_pipeline(smem.x_pipeline, params.x_stages, 4 * P::kGroups);
+      ptx::fence_barrier_init();
+    }
     if (warp >= 4 * P::kGroups) ptx::prefetch_tensormap(warp == 4 * P::kGroups ? params.dy_map : params.x_map);
     __syncthreads();
     if (warp < 4 * P::kGroups) {
@@ -56,17 +55,8 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
   }
 
  private:
-  AT_DEVICE static void init_barriers(const Params& params, const Layout& smem, int warp) {
-    if (warp != 0) return;
-    ptx::mbarrier_init_array(smem.dy_full, params.dy_stages, 1);
-    ptx::mbarrier_init_array(smem.dy_empty, params.dy_stages, 4 * P::kGroups);
-    ptx::mbarrier_init_array(smem.x_full, params.x_stages, 1);
-    ptx::mbarrier_init_array(smem.x_empty, params.x_stages, 4 * P::kGroups);
-    ptx::fence_barrier_init();
-  }
-
   AT_DEVICE static void load_dy(const Params& params, const Layout& smem, const Tile& tile) {
-    const Pipeline pipeline = P::dy_pipeline(smem);
+    const Pipeline pipeline = smem.dy_pipeline;
     const int bytes = P::dy_bytes(params), last = tile.first_row(params, 1);
     PipelineState state{0, 1};
     for (int row = tile.first_row(params); row < last;) {
@@ -84,7 +74,7 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
   }
 
   AT_DEVICE static void load_x(const Params& params, const Layout& smem, const Tile& tile) {
-    const Pipeline pipeline = P::x_pipeline(smem);
+    const Pipeline pipeline = smem.x_pipeline;
     const int bytes = P::x_bytes(params), last = tile.first_row(params, 1);
     PipelineState state{0, 1};
     for (int row = tile.first_row(params); row < last;) {
@@ -110,8 +100,8 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
 
   AT_DEVICE static void release(const Layout& smem, Pending& pending) {
     if (threadIdx.x % 32 == 0) {
-      if (pending.dy >= 0) P::dy_pipeline(smem).consumer_release(pending.dy);
-      if (pending.x >= 0) P::x_pipeline(smem).consumer_release(pending.x);
+      if (pending.dy >= 0) smem.dy_pipeline.consumer_release(pending.dy);
+      if (pending.x >= 0) smem.x_pipeline.consumer_release(pending.x);
     }
     pending = {};
   }
@@ -167,7 +157,7 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
     const int first_met = above > 0 ? (above + params.stride_h - 1) / params.stride_h : 0;
     const int end_met = params.h + above > 0 ? (params.h - 1 + above) / params.stride_h + 1 : 0;
     const AllColumns all(params, tile);
-    const Pipeline dy_pipeline = P::dy_pipeline(smem), x_pipeline = P::x_pipeline(smem);
+    const Pipeline dy_pipeline = smem.dy_pipeline, x_pipeline = smem.x_pipeline;
     const int dy_bytes = P::dy_bytes(params), x_bytes = P::x_bytes(params), step_h = Segment::step_h(params);
     const uint32_t own_dy = smem.dy + chunk * params.columns * P::kPixelBytes;
     PipelineState dy{0, 0}, in{0, 0};

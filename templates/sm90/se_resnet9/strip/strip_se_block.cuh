@@ -17,12 +17,7 @@
 // from shared memory. plan.cuh has prepare().
 #pragma once
 #include "common/copies.cuh"
-#include "common/ptx/cluster.cuh"
-#include "common/ptx/mbarrier.cuh"
-#include "common/ptx/registers.cuh"
-#include "common/ptx/shared_memory.cuh"
-#include "common/ptx/tma.cuh"
-#include "common/ptx/wgmma.cuh"
+#include "common/ptx/ptx.cuh"
 #include "sm90/se_resnet9/strip/plan.cuh"
 #include "sm90/se_resnet9/strip/pool_image.cuh"
 
