@@ -67,8 +67,7 @@ struct ConcatConv2d {
     AT_DEVICE void load_filters(const Params& x, int chunk, uint32_t to) const {
       const int channel = chunk * kK + unit * kVector;
       const Element* from = (const Element*)x.p.p[x.a.count];
-#pragma unroll
-      for (int i = 0; i < kN / kStride; ++i) {
+      AT_UNROLL for (int i = 0; i < kN / kStride; ++i) {
         const int filter = first_filter + row + i * kStride;
         const bool inside = channel < x.a.c && filter < x.a.k;
         copy_async(to + filter_place(row + i * kStride, unit), from + (inside ? (int64_t)filter * x.a.c + channel : 0),
@@ -82,13 +81,11 @@ struct ConcatConv2d {
       const int channel = chunk * kK + unit * kVector;
       const bool inside = channel < a.c;
       int piece = 0, begin = 0;
-#pragma unroll
-      for (int k = 0; k + 1 < AT_MAX_PIECES; ++k)
+      AT_UNROLL for (int k = 0; k + 1 < AT_MAX_PIECES; ++k)
         if (inside && channel >= a.end[k]) piece = k + 1, begin = a.end[k];
       const int pitch = a.pitch[piece];
       const Element* from = (const Element*)x.p.p[piece] + (inside ? a.first[piece] + channel - begin : 0);
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
+      AT_UNROLL for (int i = 0; i < kOwn; ++i) {
         const int pixel = min(first_pixel + row + i * kStride, x.pixels - 1);
         copy_async(to + pixel_place(row + i * kStride, unit), from + (int64_t)pixel * pitch, 16, inside);
       }
@@ -99,19 +96,15 @@ struct ConcatConv2d {
       const int channel = chunk * kK + unit * kVector, c = x.a.c;
       if (channel >= c) return;
       Pack<Element, kVector> units[kOwn];  // all are read before one is written, so that vectors are read once
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) units[i].read((const Element*)(stage + pixel_place(row + i * kStride, unit)));
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
+      AT_UNROLL for (int i = 0; i < kOwn; ++i) units[i].read((const Element*)(stage + pixel_place(row + i * kStride, unit)));
+      AT_UNROLL for (int i = 0; i < kOwn; ++i) {
         const int pixel = min(first_pixel + row + i * kStride, x.pixels - 1);
         float v[kVector];
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) v[e] = to_float(units[i].elements[e]);
+        AT_UNROLL for (int e = 0; e < kVector; ++e) v[e] = to_float(units[i].elements[e]);
         Steps::before(v, x.p.p, x.a, channel, (int64_t)pixel * c + channel, pixel, x.by_image);
         units[i] = rounded<Element>(v);
       }
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) units[i].write((Element*)(stage + pixel_place(row + i * kStride, unit)));
+      AT_UNROLL for (int i = 0; i < kOwn; ++i) units[i].write((Element*)(stage + pixel_place(row + i * kStride, unit)));
     }
   };
 
@@ -120,21 +113,16 @@ struct ConcatConv2d {
   // sums += pixels filters^T of one stage.
   AT_DEVICE static void multiply(uint32_t stage, int first_row, int first_column, Sums& sums) {
     const int lane = threadIdx.x % 32, r = lane % 8, matrix = lane / 8;
-#pragma unroll
-    for (int step = 0; step < kK / 16; ++step) {
+    AT_UNROLL for (int step = 0; step < kK / 16; ++step) {
       uint32_t a[kBlocks][4];
-#pragma unroll
-      for (int m = 0; m < kBlocks; ++m)
+      AT_UNROLL for (int m = 0; m < kBlocks; ++m)
         load_matrices(a[m], stage + Copier::pixel_place(first_row + m * 16 + lane % 16, 2 * step + lane / 16));
-#pragma unroll
-      for (int column = 0; column < kColumns; ++column)
-#pragma unroll
-        for (int pair = 0; pair < 2; ++pair) {
+      AT_UNROLL for (int column = 0; column < kColumns; ++column)
+        AT_UNROLL for (int pair = 0; pair < 2; ++pair) {
           uint32_t b[4];
           const int filter = first_column + 32 * column + r / 2 * 8 + 2 * (2 * pair + matrix / 2) + r % 2;
           load_matrices(b, stage + Copier::filter_place(filter, 2 * step + matrix % 2));
-#pragma unroll
-          for (int m = 0; m < kBlocks; ++m) {
+          AT_UNROLL for (int m = 0; m < kBlocks; ++m) {
             mma<Element>(sums[m][4 * column + 2 * pair], a[m], b[0], b[1]);
             mma<Element>(sums[m][4 * column + 2 * pair + 1], a[m], b[2], b[3]);
           }
@@ -145,19 +133,15 @@ struct ConcatConv2d {
   AT_DEVICE static void finish(const Params& x, const Copier& copier, int first_row, int first_column,
                                const Sums& sums) {
     const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int m = 0; m < kBlocks; ++m)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
+    AT_UNROLL for (int m = 0; m < kBlocks; ++m)
+      AT_UNROLL for (int half = 0; half < 2; ++half) {
         const int pixel = copier.first_pixel + first_row + 16 * m + 8 * half + lane / 4;
         if (pixel >= x.pixels) continue;
-#pragma unroll
-        for (int column = 0; column < kColumns; ++column) {
+        AT_UNROLL for (int column = 0; column < kColumns; ++column) {
           const int channel = copier.first_filter + first_column + 32 * column + lane % 4 * kVector;
           if (channel >= x.a.k) continue;
           float v[kVector];
-#pragma unroll
-          for (int e = 0; e < kVector; ++e) v[e] = sums[m][4 * column + e / 2][2 * half + e % 2];
+          AT_UNROLL for (int e = 0; e < kVector; ++e) v[e] = sums[m][4 * column + e / 2][2 * half + e % 2];
           const int64_t offset = (int64_t)pixel * x.a.k + channel;
           Steps::after(v, x.p.p, x.a, channel, offset, pixel, x.by_image);
           store(v, (Element*)x.p.p[x.a.count + 1] + offset);
@@ -170,12 +154,10 @@ struct ConcatConv2d {
     const uint32_t memory = (uint32_t)__cvta_generic_to_shared(shared);
     const int warp = threadIdx.x / 32, first_row = warp / kAcross * kWarpM, first_column = warp % kAcross * kWarpN;
 
-#pragma unroll
-    for (int i = 0; i < kStages - 1; ++i)
+    AT_UNROLL for (int i = 0; i < kStages - 1; ++i)
       if (i < x.chunks) copier.load_filters(x, i, memory + i * kStageBytes);
     griddepcontrol_wait();
-#pragma unroll
-    for (int i = 0; i < kStages - 1; ++i) {  // the weights of all these stages belong to the first group
+    AT_UNROLL for (int i = 0; i < kStages - 1; ++i) {  // the weights of all these stages belong to the first group
       if (i < x.chunks) copier.load_pixels(x, i, memory + i * kStageBytes);
       commit_copies();
     }

@@ -59,16 +59,13 @@ struct ImageConv2d : ImageStem<Config> {
     if constexpr (kSlices > 1) {
       exchange(part, sums, own, shared);
     } else {
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) take(own[i], sums, i / kColumns, i % kColumns);
+    AT_UNROLL for (int i = 0; i < kOwn; ++i) take(own[i], sums, i / kColumns, i % kColumns);
     }
     int block[kOwn], column[kOwn], pixels[kOwn][2];
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+    AT_UNROLL for (int i = 0; i < kOwn; ++i) {
       const int piece = i * kSlices + (kSlices > 1 ? part.slice : 0);
       block[i] = part.m / 16 + piece / kColumns, column[i] = part.n + piece % kColumns * 32 + part.lane % 4 * kVector;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      AT_UNROLL for (int half = 0; half < 2; ++half) {
         pixels[i][half] = output_pixel(x, at, block[i] * 16 + 8 * half + part.lane / 4);
         if (at.channel + column[i] >= a.k) pixels[i][half] = -1;
       }
@@ -76,21 +73,17 @@ struct ImageConv2d : ImageStem<Config> {
     constexpr int kEarly = kOwn < 2 ? kOwn : 2;
     typename Config::Steps::Fetched fetched[kEarly][2];
     const auto fetch = [&](int i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
+      AT_UNROLL for (int half = 0; half < 2; ++half)
         if (pixels[i][half] >= 0)
           Config::Steps::fetch(fetched[i % kEarly][half], x.p.p,
                                (int64_t)pixels[i][half] * a.k + at.channel + column[i]);
     };
-#pragma unroll
-    for (int i = 0; i < kEarly; ++i) fetch(i);
+    AT_UNROLL for (int i = 0; i < kEarly; ++i) fetch(i);
     if constexpr (kGated || kFolded) apply_before(x, x.p.p, at, own, column);
     if constexpr (kGated) scale(x, part, own, block, column, shared + x.gate_place);
     if constexpr (kFolded) scale_folded(x, part, sums, own, column, shared);
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
+    AT_UNROLL for (int i = 0; i < kOwn; ++i) {
+      AT_UNROLL for (int half = 0; half < 2; ++half) {
         if (pixels[i][half] < 0) continue;
         const int channel = at.channel + column[i];
         const int64_t offset = (int64_t)pixels[i][half] * a.k + channel;
@@ -105,10 +98,8 @@ struct ImageConv2d : ImageStem<Config> {
   // Applies the steps before the gate.
   AT_DEVICE static void apply_before(const Convolution& x, void* const* p, const Place& at,
                                      float (&own)[kOwn][2][kVector], const int (&column)[kOwn]) {
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i)
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
+    AT_UNROLL for (int i = 0; i < kOwn; ++i)
+      AT_UNROLL for (int half = 0; half < 2; ++half)
         if (at.channel + column[i] < x.a.k) Config::Steps::before(own[i][half], p, x.a.scalars, at.channel + column[i]);
   }
 
@@ -120,10 +111,8 @@ struct ImageConv2d : ImageStem<Config> {
   AT_DEVICE static void scale_folded(const Convolution& x, const Part& part, const Sums& sums,
                                      float (&own)[kOwn][2][kVector], const int (&column)[kOwn], char* shared) {
     float2 total[kBlocks][kHiddenTiles];
-#pragma unroll
-    for (int m = 0; m < kBlocks; ++m)
-#pragma unroll
-      for (int j = 0; j < kHiddenTiles; ++j) {
+    AT_UNROLL for (int m = 0; m < kBlocks; ++m)
+      AT_UNROLL for (int j = 0; j < kHiddenTiles; ++j) {
         const float (&v)[4] = sums[m][4 * kColumns + j];
         total[m][j] = make_float2(v[0] + v[2], v[1] + v[3]);
       }
@@ -132,15 +121,12 @@ struct ImageConv2d : ImageStem<Config> {
       float2* memory =
           (float2*)(shared + kSlices * kM * kN * 4) + (warp % kWarps) * kBlocks * kHiddenTiles * 32 + part.lane;
       constexpr int kSlice = kWarps * kBlocks * kHiddenTiles * 32;
-#pragma unroll
-      for (int i = 0; i < kBlocks * kHiddenTiles; ++i)
+      AT_UNROLL for (int i = 0; i < kBlocks * kHiddenTiles; ++i)
         memory[part.slice * kSlice + i * 32] = total[i / kHiddenTiles][i % kHiddenTiles];
       __syncthreads();
-#pragma unroll
-      for (int i = 0; i < kBlocks * kHiddenTiles; ++i) {
+      AT_UNROLL for (int i = 0; i < kBlocks * kHiddenTiles; ++i) {
         float2 sum = {0.f, 0.f};
-#pragma unroll
-        for (int slice = 0; slice < kSlices; ++slice) {
+        AT_UNROLL for (int slice = 0; slice < kSlices; ++slice) {
           const float2 other = memory[slice * kSlice + i * 32];
           sum.x += other.x, sum.y += other.y;
         }
@@ -151,16 +137,13 @@ struct ImageConv2d : ImageStem<Config> {
     folded(x, shared).each_block(
         total, warp, part.m / 16, 1, part.n == 0 && part.slice == 0, [] { __syncthreads(); },
         [&](int m, const float* gates) {
-#pragma unroll
-          for (int i = 0; i < kOwn; ++i) {
+          AT_UNROLL for (int i = 0; i < kOwn; ++i) {
             const int piece = i * kSlices + (kSlices > 1 ? part.slice : 0);
             if (piece / kColumns != m) continue;
             float factor[kVector];
             load(factor, gates + column[i]);
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-#pragma unroll
-              for (int e = 0; e < kVector; ++e) own[i][half][e] *= factor[e];
+            AT_UNROLL for (int half = 0; half < 2; ++half)
+              AT_UNROLL for (int e = 0; e < kVector; ++e) own[i][half][e] *= factor[e];
           }
         });
   }
@@ -169,25 +152,19 @@ struct ImageConv2d : ImageStem<Config> {
   AT_DEVICE static void scale(const Convolution& x, const Part& part, float (&own)[kOwn][2][kVector],
                               const int (&block)[kOwn], const int (&column)[kOwn], char* memory) {
     const Excitation gate(x.a.p * x.a.q, x.hidden);
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+    AT_UNROLL for (int i = 0; i < kOwn; ++i) {
       float v[2][kVector];
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) v[half][e] = own[i][half][e];
+      AT_UNROLL for (int half = 0; half < 2; ++half)
+        AT_UNROLL for (int e = 0; e < kVector; ++e) v[half][e] = own[i][half][e];
       gate.collect(v, memory, block[i], column[i]);
     }
     gate.excite(memory, 0, x.a.k, 0, 0, [](int peer) { return peer; });
     const float* gates = (const float*)(memory + gate.mean());
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
+    AT_UNROLL for (int i = 0; i < kOwn; ++i)
+      AT_UNROLL for (int half = 0; half < 2; ++half) {
         float factor[kVector];
         load(factor, gates + over(block[i] * 16 + 8 * half + part.lane / 4, x.by_tile) * kN + column[i]);
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) own[i][half][e] *= factor[e];
+        AT_UNROLL for (int e = 0; e < kVector; ++e) own[i][half][e] *= factor[e];
       }
   }
 
@@ -199,8 +176,7 @@ struct ImageConv2d : ImageStem<Config> {
 
     Weights weights(x, x.p.p + kWeight, at, ring);
     const Element* input = (const Element*)x.p.p[kX];
-#pragma unroll
-    for (int i = 0; i < kStages - 1; ++i) weights.load_step(x);
+    AT_UNROLL for (int i = 0; i < kStages - 1; ++i) weights.load_step(x);
     if constexpr (kGated)
       Excitation(x.a.p * x.a.q, x.hidden)
           .load_weights(shared + x.gate_place, x.p.p + kFirstGate, 0, x.a.k, threadIdx.x);

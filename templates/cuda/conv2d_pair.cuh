@@ -186,15 +186,13 @@ struct Conv2dPair {
       const int depth = x.depth[part], filters = part ? x.a.k : x.a.hidden;
       const uint32_t to = ring + slot * kStageBytes + 16 * (threadIdx.x % kLanes);
       const int unit = threadIdx.x % kLanes, left = depth - k - 8 * unit;
-#pragma unroll
-      for (int i = 0; i < (kN + kCopied - 1) / kCopied; ++i) {
+      AT_UNROLL for (int i = 0; i < (kN + kCopied - 1) / kCopied; ++i) {
         const int row = i * kCopied + threadIdx.x / kLanes, filter = slice * kN + row;
         if (kN % kCopied && row >= kN) break;
         constexpr int kBlock = 8 * kGroup;
         const int at = row / kBlock * kBlock + row % kVector / 2 * 8 + row % kBlock / kVector * 2 + row % 2;
         const Element* source = from + (int64_t)(filter < filters ? filter : 0) * depth + k + 8 * unit;
-#pragma unroll
-        for (int u = 0; u < kUnits; u += kLanes) {
+        AT_UNROLL for (int u = 0; u < kUnits; u += kLanes) {
           const bool inside = filter < filters && 8 * u < left;
           copy_async(to + at * kPitch + 16 * u, inside ? source + 8 * u : from, 16, inside);
         }
@@ -207,14 +205,12 @@ struct Conv2dPair {
       const Element* from = (const Element*)x.p.p[kX];
       const int unit = threadIdx.x % kLanes, left = x.a.c - k - 8 * unit;
       const uint32_t to = ring + slot * kStageBytes + kN * kPitch + 16 * unit;
-#pragma unroll
-      for (int i = 0; i < (First::kM + kCopied - 1) / kCopied; ++i) {
+      AT_UNROLL for (int i = 0; i < (First::kM + kCopied - 1) / kCopied; ++i) {
         const int row = i * kCopied + threadIdx.x / kLanes;
         if (First::kM % kCopied && row >= First::kM) break;
         const int pixel = pixels[pass * First::kM + row];
         const Element* source = from + (int64_t)max(pixel, 0) * x.a.c + k + 8 * unit;
-#pragma unroll
-        for (int u = 0; u < kUnits; u += kLanes) {
+        AT_UNROLL for (int u = 0; u < kUnits; u += kLanes) {
           const bool inside = pixel >= 0 && 8 * u < left;
           copy_async(to + row * kPitch + 16 * u, inside ? source + 8 * u : from, 16, inside);
         }
@@ -256,8 +252,7 @@ struct Conv2dPair {
     const uint32_t hidden = memory + x.input.bytes;
     int* pixels = (int*)(shared + x.ring + kStages * kStageBytes);
     Loader loader;
-#pragma unroll
-    for (int i = 0; i < kStages - 1; ++i) {
+    AT_UNROLL for (int i = 0; i < kStages - 1; ++i) {
       loader.weights(x, ring);
       loader.advance(x);
     }
@@ -271,8 +266,7 @@ struct Conv2dPair {
     griddepcontrol_wait();
     if constexpr (kPatch) load_patch(x, tile, memory);
     Loader early;
-#pragma unroll
-    for (int i = 0; i < kStages - 1; ++i) {
+    AT_UNROLL for (int i = 0; i < kStages - 1; ++i) {
       early.input(x, pixels, ring);
       early.advance(x);
       commit_copies();
@@ -320,14 +314,10 @@ struct Conv2dPair {
           const auto multiply = [&](int step) {
             uint32_t a[Of::kRows][4], b[kWarpN / 16][4];
             const uint32_t from = kFromRing ? stage + 32 * step : offset;
-#pragma unroll
-            for (int m = 0; m < Of::kRows; ++m) load_matrices(a[m], rows[m] + from);
-#pragma unroll
-            for (int n = 0; n < kWarpN / 16; ++n) load_matrices(b[n], filters + stage + n * 16 * kPitch + 32 * step);
-#pragma unroll
-            for (int m = 0; m < Of::kRows; ++m)
-#pragma unroll
-              for (int n = 0; n < kWarpN / 8; ++n)
+            AT_UNROLL for (int m = 0; m < Of::kRows; ++m) load_matrices(a[m], rows[m] + from);
+            AT_UNROLL for (int n = 0; n < kWarpN / 16; ++n) load_matrices(b[n], filters + stage + n * 16 * kPitch + 32 * step);
+            AT_UNROLL for (int m = 0; m < Of::kRows; ++m)
+              AT_UNROLL for (int n = 0; n < kWarpN / 8; ++n)
                 mma<Element>(sums[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
             if constexpr (!kFromRing) {
               offset += 32;
@@ -341,11 +331,9 @@ struct Conv2dPair {
           loader.advance(x);
           commit_copies();
           if (works && depth - k >= kDepth) {
-#pragma unroll
-            for (int step = 1; step < kDepth / 16; ++step) multiply(step);
+            AT_UNROLL for (int step = 1; step < kDepth / 16; ++step) multiply(step);
           } else if (works) {
-#pragma unroll 1
-            for (int step = 1; 16 * step < depth - k; ++step) multiply(step);
+            AT_NO_UNROLL for (int step = 1; 16 * step < depth - k; ++step) multiply(step);
           }
           if (++slot == kStages) slot = 0;
         }
@@ -357,8 +345,7 @@ struct Conv2dPair {
   template <int kIndex, typename Of>
   AT_DEVICE static void find_rows(const Params& x, const Warp& warp, int first, uint32_t base,
                                   uint32_t (&rows)[Of::kRows]) {
-#pragma unroll
-    for (int i = 0; i < Of::kRows; ++i) {
+    AT_UNROLL for (int i = 0; i < Of::kRows; ++i) {
       const int row = 16 * i + warp.lane % 16, m = 16 * first + row;
       if constexpr (kIndex == 0 && !kPatch) {
         rows[i] = base + (warp.m * Of::kRows * 16 + row) * kPitch;
@@ -377,8 +364,7 @@ struct Conv2dPair {
   template <int kRows>
   AT_DEVICE static void take(float (&v)[kVector], const float (&sums)[kRows][kWarpN / 8][4], int m, int half,
                              int group) {
-#pragma unroll
-    for (int e = 0; e < kVector; ++e) v[e] = sums[m][group * kGroup + e / 2][2 * half + e % 2];
+    AT_UNROLL for (int e = 0; e < kVector; ++e) v[e] = sums[m][group * kGroup + e / 2][2 * half + e % 2];
   }
 
   // Applies the inner steps and writes a pass of the hidden tile.
@@ -387,10 +373,8 @@ struct Conv2dPair {
                                      char* hidden) {
     const at_conv2d_pair& a = x.a;
     const int down = kWhole == 2 ? a.pad_h : 0, right = kWhole >= 1 ? a.pad_w : 0;
-#pragma unroll
-    for (int i = 0; i < First::kRows; ++i)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
+    AT_UNROLL for (int i = 0; i < First::kRows; ++i)
+      AT_UNROLL for (int half = 0; half < 2; ++half) {
         const int m = 16 * ((pass * kWarpsM + warp.m) * First::kRows + i) + 8 * half + warp.lane / 4;
         const Pixel<First> own(m);
         const int row = own.row + down, column = own.column + right, h = tile.top + own.row, w = tile.left + own.column;
@@ -398,8 +382,7 @@ struct Conv2dPair {
         const bool inside = tile.image + own.image < a.n && h >= 0 && h < a.hidden_h && w >= 0 && w < a.hidden_w;
         char* to =
             hidden + own.image * x.hidden.image + row * x.hidden.row + place<kStride, kHaloW>(column) * x.hidden.pixel;
-#pragma unroll
-        for (int group = 0; group < kWarpN / (8 * kGroup); ++group) {
+        AT_UNROLL for (int group = 0; group < kWarpN / (8 * kGroup); ++group) {
           const int channel = slice * kN + warp.n + group * 8 * kGroup + warp.lane % 4 * kVector;
           if (channel >= a.hidden) continue;
           float v[kVector] = {};
@@ -425,24 +408,21 @@ struct Conv2dPair {
     AT_DEVICE void fetch(const Params& x, const Tile& tile, const Warp& warp, int slice, int pass, int i) {
       const at_conv2d_pair& a = x.a;
       const int first = slice * kN + warp.n + warp.lane % 4 * kVector;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      AT_UNROLL for (int half = 0; half < 2; ++half) {
         const int m = 16 * ((pass * kWarpsM + warp.m) * Second::kRows + i) + 8 * half + warp.lane / 4;
         const Pixel<Second> own(m);
         const int n = tile.image + own.image, p = tile.p + own.row, q = tile.q + own.column;
         const bool inside = m < Second::kPixels && n < a.n && p < a.p && q < a.q;
         const int pixel = inside ? (n * a.p + p) * a.q + q : -1;
         pixels[i % kAhead][half] = pixel;
-#pragma unroll
-        for (int group = 0; group < kGroups; ++group)
+        AT_UNROLL for (int group = 0; group < kGroups; ++group)
           if (inside && first + group * 8 * kGroup < a.k)
             Steps::fetch(fetched[i % kAhead][half][group], x.p.p, (int64_t)pixel * a.k + first + group * 8 * kGroup);
       }
     }
 
     AT_DEVICE void begin(const Params& x, const Tile& tile, const Warp& warp, int slice, int pass) {
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) fetch(x, tile, warp, slice, pass, i);
+      AT_UNROLL for (int i = 0; i < kAhead; ++i) fetch(x, tile, warp, slice, pass, i);
     }
 
     AT_DEVICE void finish(const Params& x, const Tile& tile, const Warp& warp,
@@ -450,14 +430,11 @@ struct Conv2dPair {
       const at_conv2d_pair& a = x.a;
       const int first = slice * kN + warp.n + warp.lane % 4 * kVector;
       if (!kEarly) begin(x, tile, warp, slice, pass);
-#pragma unroll
-      for (int i = 0; i < Second::kRows; ++i) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
+      AT_UNROLL for (int i = 0; i < Second::kRows; ++i) {
+        AT_UNROLL for (int half = 0; half < 2; ++half) {
           const int pixel = pixels[i % kAhead][half];
           if (pixel < 0) continue;
-#pragma unroll
-          for (int group = 0; group < kGroups; ++group) {
+          AT_UNROLL for (int group = 0; group < kGroups; ++group) {
             const int channel = first + group * 8 * kGroup;
             if (channel >= a.k) continue;
             const int64_t offset = (int64_t)pixel * a.k + channel;

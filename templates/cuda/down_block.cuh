@@ -76,8 +76,7 @@ struct SeDownBlock : ImageConv2d<Config> {
    private:
     AT_DEVICE void load_projection(const Params& x) const {
       const bool inside = (int)threadIdx.x % kUnits * kVector < x.first.a.c;
-#pragma unroll
-      for (int i = 0; i < Weights::kFilters; ++i)
+      AT_UNROLL for (int i = 0; i < Weights::kFilters; ++i)
         copy_async(first.to + second.slot * kStageBytes + i * kCopied * kRowBytes +
                        (Weights::kSameKeys ? 0 : Weights::swizzled(i)),
                    projection + i * kCopied * x.first.a.c * 2, 16, inside && (first.known >> i & 1));
@@ -91,16 +90,13 @@ struct SeDownBlock : ImageConv2d<Config> {
     if (own.image >= x.images) return;
     const uint32_t first = patch + ((own.image * x.patch_h + 2 * own.row) * x.patch_w + 2 * own.column) * kRowBytes;
     float total[kVector] = {};
-#pragma unroll
-    for (int tap = 0; tap < 9; ++tap) {
+    AT_UNROLL for (int tap = 0; tap < 9; ++tap) {
       const int code = x.tap[tap];
       Pack<Element, kVector> read;
       read.words[0] = ptx::ld_shared(first + (code & ~7) + ((unit ^ (m + code & 7)) << 4));
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) total[e] += to_float(read.elements[e]);
+      AT_UNROLL for (int e = 0; e < kVector; ++e) total[e] += to_float(read.elements[e]);
     }
-#pragma unroll
-    for (int e = 0; e < kVector; ++e) total[e] *= 1.f / 9;
+    AT_UNROLL for (int e = 0; e < kVector; ++e) total[e] *= 1.f / 9;
     ptx::st_shared(pooled + m * kRowBytes + ((unit ^ m & 7) << 4), rounded<Element>(total).words[0]);
   }
 
@@ -110,14 +106,12 @@ struct SeDownBlock : ImageConv2d<Config> {
     const uint32_t patches = ptx::cast_smem_ptr_to_uint(shared), pooled = patches + x.pooled, ring = patches + x.ring;
 
     Filters filters(x, at, ring);
-#pragma unroll
-    for (int i = 0; i < kStages - 1; ++i) filters.load_step(x);
+    AT_UNROLL for (int i = 0; i < kStages - 1; ++i) filters.load_step(x);
     excitation(x).load_weights(shared + x.gate, x.p.p + kFirstGate, 0, x.second.a.k, threadIdx.x);
     griddepcontrol_wait();
     Conv2d::load_patch(x.first, (const Element*)x.p.p[kX], at, Copier(x.first), 0, patches);
     commit_copies();
-#pragma unroll
-    for (int i = 0; i < kStages - 2; ++i) commit_copies();  // empty: all steps wait alike
+    AT_UNROLL for (int i = 0; i < kStages - 2; ++i) commit_copies();  // empty: all steps wait alike
 
     Sums sums = {};
     int slot = 0;
@@ -158,32 +152,25 @@ struct SeDownBlock : ImageConv2d<Config> {
     const Convolution& conv = x.second;
     float own[kPieces][2][kVector];
     int block[kPieces], column[kPieces];
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
+    AT_UNROLL for (int i = 0; i < kPieces; ++i) {
       Conv2d::take(own[i], sums, i / kColumns, i % kColumns);
       block[i] = part.m / 16 + i / kColumns, column[i] = part.n + i % kColumns * 32 + part.lane % 4 * kVector;
     }
     Conv2d::apply_before(conv, x.p.p, at, own, column);
     Conv2d::scale(conv, part, own, block, column, memory);  // also waits for all copies and the pool
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
+    AT_UNROLL for (int i = 0; i < kPieces; ++i)
+      AT_UNROLL for (int half = 0; half < 2; ++half) {
         if (column[i] < conv.a.k) Config::Steps::gated(own[i][half], x.p.p, conv.a.scalars, column[i]);
-#pragma unroll
-        for (int e = 0; e < kVector; ++e)
+        AT_UNROLL for (int e = 0; e < kVector; ++e)
           sums[i / kColumns][4 * (i % kColumns) + e / 2][2 * half + e % 2] = own[i][half][e];
       }
 
     int rows[kBlocks];
-#pragma unroll
-    for (int m = 0; m < kBlocks; ++m) rows[m] = (part.m + 16 * m + part.lane % 16) * kRowBytes;
+    AT_UNROLL for (int m = 0; m < kBlocks; ++m) rows[m] = (part.m + 16 * m + part.lane % 16) * kRowBytes;
     Conv2d::template multiply<1>(x.first, part, rows, pooled, projection, 0, sums, [] {});
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
+    AT_UNROLL for (int i = 0; i < kPieces; ++i) {
       Conv2d::take(own[i], sums, i / kColumns, i % kColumns);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      AT_UNROLL for (int half = 0; half < 2; ++half) {
         const int pixel = Conv2d::output_pixel(conv, at, block[i] * 16 + 8 * half + part.lane / 4);
         if (pixel < 0 || column[i] >= conv.a.k) continue;
         const int64_t offset = (int64_t)pixel * conv.a.k + column[i];

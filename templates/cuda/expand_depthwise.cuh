@@ -131,28 +131,22 @@ struct ExpandDepthwise {
       float sums[kTogether][kChunk / 8][4] = {};
       for (int step = 0; step < steps; ++step) {
         uint32_t a[kTogether][4];
-#pragma unroll
-        for (int t = 0; t < kTogether; ++t)
+    AT_UNROLL for (int t = 0; t < kTogether; ++t)
           load_matrices(a[t], a_row + (group * kTogether + t) * 16 * pitch + step * 32);
-#pragma unroll
-        for (int n = 0; n < kChunk / 16; ++n) {
+        AT_UNROLL for (int n = 0; n < kChunk / 16; ++n) {
           uint32_t b[4];
           load_matrices(b, b_row + n * 16 * pitch + step * 32);
-#pragma unroll
-          for (int t = 0; t < kTogether; ++t) {
+          AT_UNROLL for (int t = 0; t < kTogether; ++t) {
             mma<Element>(sums[t][2 * n], a[t], b[0], b[1]);
             mma<Element>(sums[t][2 * n + 1], a[t], b[2], b[3]);
           }
         }
       }
-#pragma unroll
-      for (int t = 0; t < kTogether; ++t)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
+      AT_UNROLL for (int t = 0; t < kTogether; ++t)
+        AT_UNROLL for (int half = 0; half < 2; ++half) {
           const int row = (group * kTogether + t) * 16 + 8 * half + lane / 4;
           const bool inside = tile.pixel(x.a, row) >= 0;
-#pragma unroll
-          for (int n = 0; n < kChunk / 8; ++n) {
+          AT_UNROLL for (int n = 0; n < kChunk / 8; ++n) {
             float v[2] = {};
             if (inside && first_channel + 8 * n < x.a.k) {
               v[0] = sums[t][n][2 * half], v[1] = sums[t][n][2 * half + 1];
@@ -175,25 +169,19 @@ struct ExpandDepthwise {
       if (channel >= a.k || p >= a.p || q >= a.q) continue;
       const Element* weight = (const Element*)x.p.p[kWeight2] + channel;  // (r, s, k)
       float sums[kColumns][kVector] = {};
-#pragma unroll
-      for (int r = 0; r < kFilter; ++r) {
+      AT_UNROLL for (int r = 0; r < kFilter; ++r) {
         Pack<Element, kVector> line[kLine];
         const Element* from = wide + ((row * kStride + r) * kHaloW + column * kStride) * kWidePitch + unit * kVector;
-#pragma unroll
-        for (int j = 0; j < kLine; ++j) line[j].read(from + j * kWidePitch);
-#pragma unroll
-        for (int s = 0; s < kFilter; ++s) {
+        AT_UNROLL for (int j = 0; j < kLine; ++j) line[j].read(from + j * kWidePitch);
+        AT_UNROLL for (int s = 0; s < kFilter; ++s) {
           Pack<Element, kVector> taps;
           taps.read(weight + (int64_t)(r * kFilter + s) * a.k);
-#pragma unroll
-          for (int j = 0; j < kColumns; ++j)
-#pragma unroll
-            for (int e = 0; e < kVector; ++e)
+          AT_UNROLL for (int j = 0; j < kColumns; ++j)
+            AT_UNROLL for (int e = 0; e < kVector; ++e)
               sums[j][e] += to_float(line[j * kStride + s].elements[e]) * to_float(taps.elements[e]);
         }
       }
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j) {
+      AT_UNROLL for (int j = 0; j < kColumns; ++j) {
         if (q + j >= a.q) break;
         const int64_t offset = (((int64_t)tile.image * a.p + p) * a.q + q + j) * a.k + channel;
         Steps::apply(sums[j], x.p.p, a.scalars, channel, offset, typename Steps::Fetched{});

@@ -63,8 +63,7 @@ struct GroupedConv2d {
     const Element* from = (const Element*)x.p.p[1] + (int64_t)output * kFilter * kFilter * kWidth;
     if constexpr (kWidth == 1) {
       const bool first = output < x.a.c && input == lane / 4, second = output < x.a.c && input + 1 == lane / 4;
-#pragma unroll
-      for (int i = 0; i < 2 * kProducts; ++i) {
+    AT_UNROLL for (int i = 0; i < 2 * kProducts; ++i) {
         Pack<Element, 2> both;
         both.words[0] = 0;
         if (i < kUnits && first) both.elements[0] = from[i];
@@ -73,8 +72,7 @@ struct GroupedConv2d {
       }
       return;
     }
-#pragma unroll
-    for (int i = 0; i < 2 * kProducts; ++i) {
+    AT_UNROLL for (int i = 0; i < 2 * kProducts; ++i) {
       const int at = i / kTapUnits * kWidth + i % kTapUnits * kVector + input % kWidth;
       to[i] = i < kUnits && connected ? *(const uint32_t*)(from + at) : 0;
     }
@@ -107,17 +105,14 @@ struct GroupedConv2d {
   AT_DEVICE static void multiply(uint32_t inputs, int first_site, const Weights& weights, float (&sums)[kTiles][4]) {
     const int lane = threadIdx.x % 32;
     uint32_t pixels[kTiles];
-#pragma unroll
-    for (int j = 0; j < kTiles; ++j) {
+    AT_UNROLL for (int j = 0; j < kTiles; ++j) {
       const int site = first_site + 16 * j + lane % 16;
       pixels[j] = inputs + (site / kColumns * kInColumns + site % kColumns) * kStride * kPixelBytes;
     }
-#pragma unroll
-    for (int i = 0; i < kProducts; ++i) {
+    AT_UNROLL for (int i = 0; i < kProducts; ++i) {
       // The last unit of an odd number has no partner: its weights are zeros, and its inputs are those of the first.
       const int offset = lane < 16 ? unit_offset(2 * i) : unit_offset(2 * i + 1 < kUnits ? 2 * i + 1 : 0);
-#pragma unroll
-      for (int j = 0; j < kTiles; ++j) {
+      AT_UNROLL for (int j = 0; j < kTiles; ++j) {
         uint32_t a[4];
         load_matrices(a, pixels[j] + offset);
         mma<Element>(sums[j], a, weights[2 * i], weights[2 * i + 1]);
@@ -130,18 +125,15 @@ struct GroupedConv2d {
   AT_DEVICE static void transpose(const float (&first)[4], const float (&second)[4], float (&v)[kVector]) {
     const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
     float half[2][4];
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
+    AT_UNROLL for (int e = 0; e < 2; ++e) {
       const float kept[2] = {odd ? first[2 + e] : first[e], odd ? second[2 + e] : second[e]};
       const float sent[2] = {odd ? first[e] : first[2 + e], odd ? second[e] : second[2 + e]};
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
+      AT_UNROLL for (int i = 0; i < 2; ++i) {
         const float got = __shfl_xor_sync(0xffffffffu, sent[i], 1);
         half[i][e] = odd ? got : kept[i], half[i][2 + e] = odd ? kept[i] : got;
       }
     }
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
+    AT_UNROLL for (int e = 0; e < 4; ++e) {
       const float got = __shfl_xor_sync(0xffffffffu, high ? half[0][e] : half[1][e], 2);
       v[e] = high ? got : half[0][e], v[4 + e] = high ? half[1][e] : got;
     }
@@ -163,8 +155,7 @@ struct GroupedConv2d {
     if (channel >= x.a.c) return;
     float sums[kTiles][4] = {};
     multiply(inputs + block * kVector / kInner * kInner * 2, first_site, weights, sums);
-#pragma unroll
-    for (int j = 0; j < kTiles; j += 2) {
+    AT_UNROLL for (int j = 0; j < kTiles; j += 2) {
       float v[kVector];
       transpose(sums[j], sums[j + 1], v);
       const int site = first_site + 16 * j + lane % 4 / 2 * 16 + lane % 2 * 8 + lane / 4;

@@ -267,32 +267,24 @@ struct InvertedResidual {
       float sums[kTogether][2 * kExpandTiles][4] = {};
       for (int step = 0; step < steps; ++step) {
         uint32_t a[kTogether][4];
-#pragma unroll
-        for (int t = 0; t < kTogether; ++t) load_matrices(a[t], a_row + (group * kGroup + t * 16) * pitch + step * 32);
-#pragma unroll
-        for (int n = 0; n < kExpandTiles; ++n) {
+    AT_UNROLL for (int t = 0; t < kTogether; ++t) load_matrices(a[t], a_row + (group * kGroup + t * 16) * pitch + step * 32);
+        AT_UNROLL for (int n = 0; n < kExpandTiles; ++n) {
           uint32_t b[4];
           load_matrices(b, b_row + n * 16 * pitch + step * 32);
-#pragma unroll
-          for (int t = 0; t < kTogether; ++t) {
+          AT_UNROLL for (int t = 0; t < kTogether; ++t) {
             mma<Element>(sums[t][2 * n], a[t], b[0], b[1]);
             mma<Element>(sums[t][2 * n + 1], a[t], b[2], b[3]);
           }
         }
       }
       int places[kTogether][2];
-#pragma unroll
-      for (int t = 0; t < kTogether; ++t)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) places[t][half] = at.places[group * kGroup + t * 16 + 8 * half + lane / 4];
-#pragma unroll
-      for (int n = 0; n < 2 * kExpandTiles; ++n) {
+      AT_UNROLL for (int t = 0; t < kTogether; ++t)
+        AT_UNROLL for (int half = 0; half < 2; ++half) places[t][half] = at.places[group * kGroup + t * 16 + 8 * half + lane / 4];
+      AT_UNROLL for (int n = 0; n < 2 * kExpandTiles; ++n) {
         const int column = first_column + 8 * n, channel = first_channel + column + lane % 4 * 2;
         if (first_channel + column >= x.a.hidden) break;
-#pragma unroll
-        for (int t = 0; t < kTogether; ++t)
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
+        AT_UNROLL for (int t = 0; t < kTogether; ++t)
+          AT_UNROLL for (int half = 0; half < 2; ++half) {
             float v[2] = {sums[t][n][2 * half], sums[t][n][2 * half + 1]};
             Steps::inner(v, x.p.p, x.a.scalars, channel);
             store(v, at.wide + places[t][half] + column + lane % 4 * 2);
@@ -317,47 +309,34 @@ struct InvertedResidual {
       const Element* filters = at.filters + unit;
       Element* to = at.narrow + ((image * kTileH + row) * kTileW + column) * kWidePitch + unit;
       float sums[kStrip][kNeighbours][kDepth] = {};
-#pragma unroll
-      for (int h = 0; h < kLines; ++h) {
+      AT_UNROLL for (int h = 0; h < kLines; ++h) {
         if (!kWhole && row * kStride + h >= kHaloH) break;
         Pack<Element, kDepth> line[kLine];
-#pragma unroll
-        for (int j = 0; j < kLine; ++j) line[j].read(from + (h * kHaloW + j) * kWidePitch);
-#pragma unroll
-        for (int o = 0; o < kStrip; ++o) {
+        AT_UNROLL for (int j = 0; j < kLine; ++j) line[j].read(from + (h * kHaloW + j) * kWidePitch);
+        AT_UNROLL for (int o = 0; o < kStrip; ++o) {
           const int r = h - o * kStride;
           if (r < 0 || r >= kFilter) continue;
-#pragma unroll
-          for (int s = 0; s < kFilter; ++s) {
+          AT_UNROLL for (int s = 0; s < kFilter; ++s) {
             Pack<Element, kDepth> taps;
             taps.read(filters + (r * kFilter + s) * kChunk);
-#pragma unroll
-            for (int j = 0; j < kNeighbours; ++j)
-#pragma unroll
-              for (int e = 0; e < kDepth; ++e)
+            AT_UNROLL for (int j = 0; j < kNeighbours; ++j)
+              AT_UNROLL for (int e = 0; e < kDepth; ++e)
                 sums[o][j][e] += to_float(line[j * kStride + s].elements[e]) * to_float(taps.elements[e]);
           }
         }
       }
       // All steps before all stores, so that a vector's values are read once.
       if (channel < a.hidden) {
-#pragma unroll
-        for (int o = 0; o < kStrip; ++o)
-#pragma unroll
-          for (int j = 0; j < kNeighbours; ++j) Steps::before(sums[o][j], x.p.p, a.scalars, channel);
+        AT_UNROLL for (int o = 0; o < kStrip; ++o)
+          AT_UNROLL for (int j = 0; j < kNeighbours; ++j) Steps::before(sums[o][j], x.p.p, a.scalars, channel);
       } else {
-#pragma unroll
-        for (int o = 0; o < kStrip; ++o)
-#pragma unroll
-          for (int j = 0; j < kNeighbours; ++j)
-#pragma unroll
-            for (int e = 0; e < kDepth; ++e) sums[o][j][e] = 0.f;
+        AT_UNROLL for (int o = 0; o < kStrip; ++o)
+          AT_UNROLL for (int j = 0; j < kNeighbours; ++j)
+            AT_UNROLL for (int e = 0; e < kDepth; ++e) sums[o][j][e] = 0.f;
       }
-#pragma unroll
-      for (int o = 0; o < kStrip; ++o) {
+      AT_UNROLL for (int o = 0; o < kStrip; ++o) {
         if (!kWhole && row + o >= kTileH) break;
-#pragma unroll
-        for (int j = 0; j < kNeighbours; ++j) store(sums[o][j], to + (o * kTileW + j) * kWidePitch);
+        AT_UNROLL for (int j = 0; j < kNeighbours; ++j) store(sums[o][j], to + (o * kTileW + j) * kWidePitch);
       }
     }
   }
@@ -369,17 +348,13 @@ struct InvertedResidual {
     const uint32_t a_row = address(at.narrow) + (first_row * 16 + lane % 16) * kPitch + lane / 16 * 16;
     const uint32_t b_row =
         address(at.weights3) + (first_column * 16 + lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16;
-#pragma unroll
-    for (int step = 0; step < kChunk / 16; ++step) {
+    AT_UNROLL for (int step = 0; step < kChunk / 16; ++step) {
       uint32_t a[kRowTiles][4];
-#pragma unroll
-      for (int t = 0; t < kRowTiles; ++t) load_matrices(a[t], a_row + t * 16 * kPitch + step * 32);
-#pragma unroll
-      for (int n = 0; n < kColumnTiles; ++n) {
+      AT_UNROLL for (int t = 0; t < kRowTiles; ++t) load_matrices(a[t], a_row + t * 16 * kPitch + step * 32);
+      AT_UNROLL for (int n = 0; n < kColumnTiles; ++n) {
         uint32_t b[4];
         load_matrices(b, b_row + n * 16 * kPitch + step * 32);
-#pragma unroll
-        for (int t = 0; t < kRowTiles; ++t) {
+        AT_UNROLL for (int t = 0; t < kRowTiles; ++t) {
           mma<Element>(sums[t][2 * n], a[t], b[0], b[1]);
           mma<Element>(sums[t][2 * n + 1], a[t], b[2], b[3]);
         }
@@ -392,13 +367,10 @@ struct InvertedResidual {
 
   AT_DEVICE static void write_sums(const Sums& sums, float* to) {
     const int lane = threadIdx.x % 32, first_row = first_row_tile(), first_column = first_column_tile();
-#pragma unroll
-    for (int t = 0; t < kRowTiles; ++t)
-#pragma unroll
-      for (int n = 0; n < 2 * kColumnTiles; ++n) {
+    AT_UNROLL for (int t = 0; t < kRowTiles; ++t)
+      AT_UNROLL for (int n = 0; n < 2 * kColumnTiles; ++n) {
         if ((first_row + t) * 16 >= kRows || first_column * 16 + 8 * n >= kColumns) continue;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
+        AT_UNROLL for (int half = 0; half < 2; ++half) {
           const int row = (first_row + t) * 16 + 8 * half + lane / 4, column = first_column * 16 + 8 * n + lane % 4 * 2;
           *(float2*)(to + row * kSumPitch + column) = float2{sums[t][n][2 * half], sums[t][n][2 * half + 1]};
         }
@@ -414,10 +386,8 @@ struct InvertedResidual {
       const int p = tile.first_p + row / kTileW % kTileH, q = tile.first_q + row % kTileW;
       if (channel >= a.k || image >= a.n || p >= a.p || q >= a.q) continue;
       float v[kVector] = {};
-#pragma unroll
-      for (int part = 0; part < kParts; ++part)
-#pragma unroll
-        for (int e = 0; e < kVector; e += 4) {
+      AT_UNROLL for (int part = 0; part < kParts; ++part)
+        AT_UNROLL for (int e = 0; e < kVector; e += 4) {
           const float* own = from + row * kSumPitch + channel + e;
           float4 four;
           if constexpr (kParts > 1) four = ptx::ld_shared_cluster_float4(address(own), part);

@@ -84,21 +84,18 @@ struct MmaDepthwise {
     constexpr int kOwn = (kTapUnits + kThreads - 1) / kThreads;
     Pack<Element, kVector> taps[kOwn];                 // read before the zeros are written, for they come from far
     const Element* weight = (const Element*)x.p.p[1];  // (r, s, c)
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+    AT_UNROLL for (int i = 0; i < kOwn; ++i) {
       const int unit = i * kThreads + threadIdx.x, channel = first_channel + unit % kGroups * kVector;
       if (unit < kTapUnits && channel < x.a.c) taps[i].read(weight + (int64_t)(unit / kGroups) * x.a.c + channel);
     }
     for (int i = threadIdx.x; i < kBandsBytes / 16; i += kThreads) reinterpret_cast<uint4*>(bands)[i] = uint4{};
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+    AT_UNROLL for (int i = 0; i < kOwn; ++i) {
       const int unit = i * kThreads + threadIdx.x, group = unit % kGroups, tap = unit / kGroups;
       if (unit >= kTapUnits || first_channel + group * kVector >= x.a.c) continue;
       const int r = tap / kFilter, s = tap % kFilter, place = kZeros + s / kStride;
       char* band = bands + group * kVector * kChannelBands + (r * kStride + s % kStride) * kBandBytes;
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) {
+      AT_UNROLL for (int e = 0; e < kVector; ++e) {
         reinterpret_cast<Element*>(band + e * kChannelBands)[place] = taps[i].elements[e];
         reinterpret_cast<Element*>(band + e * kChannelBands + kTableBytes)[place - 1] = taps[i].elements[e];
       }
@@ -110,8 +107,7 @@ struct MmaDepthwise {
   AT_DEVICE static void load(const Params& x, const Place& place, int first_channel, char* shared) {
     const at_conv2d& a = x.a;
     const int top = place.row * kStride - a.pad_h, left = place.column * kStride - a.pad_w;
-#pragma unroll 1
-    for (int thread = threadIdx.x; thread < kRowThreads * kRowsAtOnce; thread += kThreads) {
+    AT_NO_UNROLL for (int thread = threadIdx.x; thread < kRowThreads * kRowsAtOnce; thread += kThreads) {
       const int group = thread % kGroups, pair = thread / kGroups % kPairs;
       const int parity = thread / (kGroups * kPairs) % kStride;
       const int channel = first_channel + group * kVector, column = left + 2 * pair * kStride + parity;
@@ -131,8 +127,7 @@ struct MmaDepthwise {
         if (inside && first_inside) first.read(line);
         if (inside && second_inside) second.read(line + kStride * a.c);
         char* line_to = to + image * kImageBytes + row % kStride * kStride * kPlaneBytes + row / kStride * kRowBytes;
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) {
+        AT_UNROLL for (int e = 0; e < kVector; ++e) {
           Pack<Element, 2> both;
           both.elements[0] = first.elements[e], both.elements[1] = second.elements[e];
           both.write((Element*)(line_to + e * kChannelBytes));
@@ -156,8 +151,7 @@ struct MmaDepthwise {
       band[0] = *(const uint32_t*)from, band[1] = *(const uint32_t*)(from + 16);
       const uint32_t row =
           inputs + e * kChannelBytes + (r % kStride * kStride + parity) * kPlaneBytes + r / kStride * kRowBytes;
-#pragma unroll
-      for (int j = 0; j < kTiles; j += 2) {
+      AT_UNROLL for (int j = 0; j < kTiles; j += 2) {
         uint32_t both[4];
         load_matrices(both, row + j * 16);
         columns[j][0] = both[0], columns[j][1] = both[1];
@@ -171,12 +165,10 @@ struct MmaDepthwise {
   AT_DEVICE static void multiply(uint32_t inputs, const char* bands, Sums& sums) {
     Operands operands[2];
     operands[0].read(inputs, bands, 0);
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+    AT_UNROLL for (int step = 0; step < kSteps; ++step) {
       if (step + 1 < kSteps) operands[(step + 1) % 2].read(inputs, bands, step + 1);
       const Operands& now = operands[step % 2];
-#pragma unroll
-      for (int j = 0; j < kTiles; ++j) {
+      AT_UNROLL for (int j = 0; j < kTiles; ++j) {
         const uint32_t a[4] = {now.columns[j][0], now.columns[j][1], now.columns[j + 1][0], now.columns[j + 1][1]};
         mma<Element>(sums[step / (kFilter * kStride)][j], a, now.band[0], now.band[1]);
       }
@@ -186,20 +178,16 @@ struct MmaDepthwise {
   AT_DEVICE static void finish(const Params& x, const Place& place, int channel, int first_site, const Sums& sums) {
     if (channel >= x.a.c) return;
     const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    AT_UNROLL for (int half = 0; half < 2; ++half) {
       const int site = first_site + 8 * half + lane / 4;
       const int image = place.image + site / kRows, row = place.row + site % kRows;
       if (image >= x.a.n || row >= x.a.p) continue;
-#pragma unroll
-      for (int j = 0; j < kTiles; ++j)
-#pragma unroll
-        for (int odd = 0; odd < 2; ++odd) {
+      AT_UNROLL for (int j = 0; j < kTiles; ++j)
+        AT_UNROLL for (int odd = 0; odd < 2; ++odd) {
           const int column = place.column + 8 * j + lane % 4 * 2 + odd;
           if (column >= x.a.q) continue;
           float v[kVector];
-#pragma unroll
-          for (int e = 0; e < kVector; ++e) v[e] = sums[e][j][2 * half + odd];
+          AT_UNROLL for (int e = 0; e < kVector; ++e) v[e] = sums[e][j][2 * half + odd];
           const int64_t offset = (((int64_t)image * x.a.p + row) * x.a.q + column) * x.a.c + channel;
           Steps::apply(v, x.p.p, x.a, channel, offset);
           store(v, (Element*)x.p.p[2] + offset);
@@ -219,8 +207,7 @@ struct MmaDepthwise {
     fill_bands(x, first_channel, bands);
     const char* own = bands + group * kVector * kChannelBands + begin % 2 * kTableBytes + begin / 2 * 4;
     griddepcontrol_wait();
-#pragma unroll 1
-    for (int i = 0; i < kWalk; ++i) {
+    AT_NO_UNROLL for (int i = 0; i < kWalk; ++i) {
       const int tile = walk * kWalk + i;
       if (tile >= x.tiles) break;
       const Place place(x, tile);

@@ -59,16 +59,13 @@ struct MmaSeTail {
     float bias[kVector];
     AT_DEVICE void read(const at_se_tail& a, void* const* p, int warp_channel) {
       const int lane = threadIdx.x % 32, row = lane / 4, part = lane % 4;
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
+      AT_UNROLL for (int tile = 0; tile < kTiles; ++tile) {
         const int hidden = 8 * tile + row;
         const Element* from = (const Element*)p[kW1] + (int64_t)hidden * a.c + warp_channel + part * kVector;
         first[tile] = hidden < a.hidden ? *(const uint4*)from : uint4{0, 0, 0, 0};
       }
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step)
-#pragma unroll
-        for (int tile = 0; tile < 4; ++tile) {
+      AT_UNROLL for (int step = 0; step < kSteps; ++step)
+        AT_UNROLL for (int tile = 0; tile < 4; ++tile) {
           const int hidden = 16 * step + 4 * part, channel = warp_channel + row / 2 * kVector + 2 * tile + row % 2;
           const Element* from = (const Element*)p[kW2] + (int64_t)channel * a.hidden + hidden;
           second[step][tile] = hidden < a.hidden ? *(const uint2*)from : uint2{0, 0};
@@ -97,14 +94,12 @@ struct MmaSeTail {
     const int lane_pixel = group * x.lanes + row - own * x.lanes;
     Pack<Element, kVector> kept[kKeep];
     typename Config::Steps::Fetched fetched[kKeep];
-#pragma unroll
-    for (int i = 0; i < kKeep; ++i) {
+    AT_UNROLL for (int i = 0; i < kKeep; ++i) {
       const int pixel = lane_pixel + i * x.step;
       kept[i].words[0] = uint4{0, 0, 0, 0};
       if (pixel < pixels) kept[i].read((const Element*)p[kX] + first + (int64_t)pixel * a.c);
     }
-#pragma unroll
-    for (int i = 0; i < kKeep; ++i) {
+    AT_UNROLL for (int i = 0; i < kKeep; ++i) {
       const int pixel = lane_pixel + i * x.step;
       if (pixel < pixels) Config::Steps::fetch(fetched[i], p, first + (int64_t)pixel * a.c);
     }
@@ -112,16 +107,12 @@ struct MmaSeTail {
 
     // The product of this row's part of the mean and the first weights.
     float sum[kVector] = {};
-#pragma unroll
-    for (int i = 0; i < kKeep; ++i)
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) sum[e] += to_float(kept[i].elements[e]);
+    AT_UNROLL for (int i = 0; i < kKeep; ++i)
+      AT_UNROLL for (int e = 0; e < kVector; ++e) sum[e] += to_float(kept[i].elements[e]);
     uint32_t mean[4][2];
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
+    AT_UNROLL for (int i = 0; i < 4; ++i)
       split<Element>(sum[2 * i] * x.weight, sum[2 * i + 1] * x.weight, mean[i][0], mean[i][1]);
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
+    AT_UNROLL for (int tile = 0; tile < kTiles; ++tile) {
       float d[4] = {};
       mma<Element>(d, {mean[0][0], mean[0][1], mean[1][0], mean[1][1]}, weights.first[tile].x, weights.first[tile].y);
       mma<Element>(d, {mean[2][0], mean[2][1], mean[3][0], mean[3][1]}, weights.first[tile].z, weights.first[tile].w);
@@ -132,8 +123,7 @@ struct MmaSeTail {
 
     // hidden = relu(sum + b1); `adders` threads add up one value.
     const int adder = threadIdx.x % x.adders, count = x.warps * x.lanes;
-#pragma unroll 1
-    for (int i = pair; i < x.images * kHidden; i += 32 * x.warps / x.adders) {
+    AT_NO_UNROLL for (int i = pair; i < x.images * kHidden; i += 32 * x.warps / x.adders) {
       const int of = i / kHidden, hidden = i % kHidden;
       float total = 0.f;
 #pragma unroll 4
@@ -149,29 +139,24 @@ struct MmaSeTail {
 
     // gate = sigmoid(w2 hidden + b2) for this thread's image and channels.
     float gate[4][4] = {};
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+    AT_UNROLL for (int step = 0; step < kSteps; ++step) {
       const float4 h = hiddens[own * (kHidden / 4) + 4 * step + part];
       uint32_t low[2], high[2];
       split<Element>(h.x, h.y, low[0], low[1]);
       split<Element>(h.z, h.w, high[0], high[1]);
-#pragma unroll
-      for (int tile = 0; tile < 4; ++tile)
+      AT_UNROLL for (int tile = 0; tile < 4; ++tile)
         mma<Element>(gate[tile], {low[0], low[1], high[0], high[1]}, weights.second[step][tile].x,
                      weights.second[step][tile].y);
     }
     float factor[kVector];
-#pragma unroll
-    for (int e = 0; e < kVector; ++e)
+    AT_UNROLL for (int e = 0; e < kVector; ++e)
       factor[e] = logistic(gate[e / 2][e % 2] + gate[e / 2][2 + e % 2] + weights.bias[e]);
 
-#pragma unroll
-    for (int i = 0; i < kKeep; ++i) {
+    AT_UNROLL for (int i = 0; i < kKeep; ++i) {
       const int pixel = lane_pixel + i * x.step;
       if (pixel >= pixels || image >= a.n) continue;
       float v[kVector];
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) v[e] = to_float(kept[i].elements[e]) * factor[e];
+      AT_UNROLL for (int e = 0; e < kVector; ++e) v[e] = to_float(kept[i].elements[e]) * factor[e];
       const int64_t offset = first + (int64_t)pixel * a.c;
       Config::Steps::apply(v, p, a.scalars, channel, offset, fetched[i]);
       store(v, (Element*)p[kY] + offset);

@@ -113,16 +113,14 @@ struct NarrowWgrad {
   struct Staged {
     Pack<Element, 8> slots[kSlotLoads];
     AT_DEVICE void read(const Params& x, const Strip& strip, int p) {
-#pragma unroll
-      for (int i = 0; i < kSlotLoads; ++i) {
+      AT_UNROLL for (int i = 0; i < kSlotLoads; ++i) {
         const int slot = threadIdx.x + i * kThreads;
         if (slot < kNewSlots)
           slots[i] = load_slot(x, strip, p * kStride - kPad + kFilter - kStride + slot / kSlots, slot % kSlots);
       }
     }
     AT_DEVICE void write(uint32_t smem, int row) const {
-#pragma unroll
-      for (int i = 0; i < kSlotLoads; ++i) {
+      AT_UNROLL for (int i = 0; i < kSlotLoads; ++i) {
         const int slot = threadIdx.x + i * kThreads;
         if (slot < kNewSlots) ptx::st_shared(smem + kX + place(row + slot / kSlots, slot % kSlots), slots[i].words[0]);
       }
@@ -139,8 +137,7 @@ struct NarrowWgrad {
       for (int i = threadIdx.x; i < kFilter * kSlots; i += kThreads)
         write_slot(smem, i, load_slot(x, strip, strip.begin * kStride - kPad + i / kSlots, i % kSlots));
     }
-#pragma unroll
-    for (int ahead = 0; ahead < kStages - 1; ++ahead) {
+    AT_UNROLL for (int ahead = 0; ahead < kStages - 1; ++ahead) {
       if (strip.begin + ahead < strip.end) load(x, smem, strip, strip.begin + ahead);
       commit_copies();
     }
@@ -186,8 +183,7 @@ struct NarrowWgrad {
     const bool in_image = row >= 0 && row < x.h;
     const Element* const all = (const Element*)x.p.p[kXOperand];
     const Element* const from = all + ((int64_t)(strip.image * x.h + row) * x.w + pixel) * kChannels;
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
+    AT_UNROLL for (int i = 0; i < kLoads; ++i) {
       const int met = pixel + i * kAccess / kChannels;  // a copy of two pixels begins at an even one, and w is even
       const bool inside = in_image && met >= 0 && met < x.w;
       copy_async(to + i * 4, inside ? from + i * kAccess : all, 4, inside);
@@ -202,8 +198,7 @@ struct NarrowWgrad {
     if (row < 0 || row >= x.h) return found;
     const Element* const from =
         (const Element*)x.p.p[kXOperand] + ((int64_t)(strip.image * x.h + row) * x.w + pixel) * kChannels;
-#pragma unroll
-    for (int i = 0; i < kPixels * kChannels; ++i) {
+    AT_UNROLL for (int i = 0; i < kPixels * kChannels; ++i) {
       const int met = pixel + i / kChannels;
       if (met >= 0 && met < x.w) found.elements[i] = from[i];
     }
@@ -237,31 +232,24 @@ struct NarrowWgrad {
     const int a_pixel = lane % 8 + lane / 16 * 8, a_unit = lane / 8 % 2;
     const int b_slot = lane % 16 + lane / 16 * kStep;
     uint32_t rows[kTogether];
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) rows[i] = slots + place(row + first + i, 0);
-#pragma unroll
-    for (int round = 0; round < (kQ / 16 + kParts - 1) / kParts; ++round) {
+    AT_UNROLL for (int i = 0; i < kTogether; ++i) rows[i] = slots + place(row + first + i, 0);
+    AT_UNROLL for (int round = 0; round < (kQ / 16 + kParts - 1) / kParts; ++round) {
       const int pixel = (round * kParts + warp % kParts) * 16;
       if (kQ / 16 % kParts && pixel >= kQ) break;
       uint32_t a[kBlocks][4];
-#pragma unroll
-      for (int i = 0; i < kBlocks; ++i) load_matrices_transposed(a[i], dy + dy_offset(pixel + a_pixel, 2 * i + a_unit));
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
+      AT_UNROLL for (int i = 0; i < kBlocks; ++i) load_matrices_transposed(a[i], dy + dy_offset(pixel + a_pixel, 2 * i + a_unit));
+      AT_UNROLL for (int i = 0; i < kTogether; ++i) {
         if (kFilter % kTogether && first + i >= kFilter) break;
         uint32_t b[kGroups / 2 * 2 + 2][2];
-#pragma unroll
-        for (int j = 0; j + 1 < kGroups; j += 2) {
+        AT_UNROLL for (int j = 0; j + 1 < kGroups; j += 2) {
           uint32_t both[4];
           load_matrices_transposed(both, rows[i] + (pixel + b_slot + j * kStep) * kSlotBytes);
           b[j][0] = both[0], b[j][1] = both[1], b[j + 1][0] = both[2], b[j + 1][1] = both[3];
         }
         if constexpr (kGroups % 2)
           load_matrices_transposed(b[kGroups - 1], rows[i] + (pixel + lane % 16 + (kGroups - 1) * kStep) * kSlotBytes);
-#pragma unroll
-        for (int j = 0; j < kGroups; ++j)
-#pragma unroll
-          for (int m = 0; m < kBlocks; ++m)
+        AT_UNROLL for (int j = 0; j < kGroups; ++j)
+          AT_UNROLL for (int m = 0; m < kBlocks; ++m)
             mma<Element>(reinterpret_cast<float (&)[4]>(sums[i * kBlocks + m][j * 4]), a[m], b[j][0], b[j][1]);
       }
     }
@@ -273,18 +261,15 @@ struct NarrowWgrad {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int a_pixel = lane % 8 + lane / 16 * 8, a_unit = warp % 4 * 2 + lane / 8 % 2;
     uint32_t rows[kFilter];
-#pragma unroll
-    for (int i = 0; i < kFilter; ++i) rows[i] = (slots + place(row + i, 0) & 0x3ffff) >> 4 | kLo;
+    AT_UNROLL for (int i = 0; i < kFilter; ++i) rows[i] = (slots + place(row + i, 0) & 0x3ffff) >> 4 | kLo;
     uint32_t a[2][4];
     ptx::warpgroup_fence_operand(sums);
-#pragma unroll
-    for (int round = 0; round < (kQ / 16 + kParts - 1) / kParts; ++round) {
+    AT_UNROLL for (int round = 0; round < (kQ / 16 + kParts - 1) / kParts; ++round) {
       const int pixel = ptx::warp_uniform(round * kParts + warp / 4) * 16;
       if (kQ / 16 % kParts && pixel >= kQ) break;
       load_matrices_transposed(a[round % 2], dy + dy_offset(pixel + a_pixel, a_unit));
       ptx::warpgroup_arrive();
-#pragma unroll
-      for (int i = 0; i < kFilter; ++i)
+      AT_UNROLL for (int i = 0; i < kFilter; ++i)
         Config::wgmma(sums[i], a[round % 2], ptx::SmemDescriptor{rows[i] + pixel, kHi}, 1);
       ptx::warpgroup_commit_batch();
       ptx::warpgroup_wait<1>();
@@ -299,23 +284,17 @@ struct NarrowWgrad {
   AT_DEVICE static void add_parts(float* to, const Sums& sums) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = kWgmma ? 0 : warp / kParts * kTogether;
     const int channel = lane / 4 + (kWgmma ? warp % 4 * 16 : 0);
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
+    AT_UNROLL for (int part = 0; part < kParts; ++part) {
       if ((kWgmma ? warp / 4 : warp % kParts) == part) {
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i)
-#pragma unroll
-          for (int j = 0; j < kGroups; ++j)
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
+        AT_UNROLL for (int i = 0; i < kTogether; ++i)
+          AT_UNROLL for (int j = 0; j < kGroups; ++j)
+            AT_UNROLL for (int e = 0; e < 2; ++e) {
               const int element = lane % 4 * 2 + e;  // of the slot
               const int tap = j * kPixels + element / kChannels - kShift;
               if (first + i >= kFilter || element >= kPixels * kChannels || tap < 0 || tap >= kFilter) continue;
               float* const at = to + ((first + i) * kFilter + tap) * kChannels + element % kChannels;
-#pragma unroll
-              for (int m = 0; m < kBlocks; ++m)
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
+              AT_UNROLL for (int m = 0; m < kBlocks; ++m)
+                AT_UNROLL for (int half = 0; half < 2; ++half) {
                   float& sum = at[(m * 16 + half * 8 + channel) * kElements];
                   const float own = sums[i * kBlocks + m][j * 4 + half * 2 + e];
                   sum = part ? sum + own : own;
@@ -366,8 +345,7 @@ struct NarrowWgrad {
   }
 
   AT_DEVICE static void store_sums(const Params& x, int i, const float (&v)[4]) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
+    AT_UNROLL for (int e = 0; e < 4; ++e) {
       const int element = 4 * i + e;
       if ((int)blockIdx.y * kM + element / kElements >= x.k) return;
       const int64_t offset = (int64_t)blockIdx.y * kSums + element;

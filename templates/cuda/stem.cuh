@@ -114,8 +114,7 @@ struct StemKernel {
 
   // Loads operand A: taps 2t and 2t + 1 of both of a thread's pixels, for each half of a step.
   AT_DEVICE static void load_pixels(uint32_t (&a)[kSteps][4], const uint32_t* words) {
-#pragma unroll
-    for (int half = 0; half < 2 * kSteps; ++half) {
+    AT_UNROLL for (int half = 0; half < 2 * kSteps; ++half) {
       const uint32_t* line;
       if constexpr (kTaps % 8 == 0) line = words + line_offset(half / (kTaps / 8)) + half % (kTaps / 8) * 4;
       else line = words + (threadIdx.x % 4 < 2 ? line_offset(2 * half) : line_offset(2 * half + 1));
@@ -136,14 +135,11 @@ struct StemKernel {
     template <int kCount>
     AT_DEVICE void rows(Sums (&sums)[kCount], const uint32_t* words) const {
       uint32_t a[kCount][kSteps][4];
-#pragma unroll
-      for (int row = 0; row < kCount; ++row) load_pixels(a[row], words + kStride * row * kPitch);
+      AT_UNROLL for (int row = 0; row < kCount; ++row) load_pixels(a[row], words + kStride * row * kPitch);
       if constexpr (kWgmma) {
         ptx::warpgroup_arrive();
-#pragma unroll
-        for (int row = 0; row < kCount; ++row)
-#pragma unroll
-          for (int step = 0; step < kSteps; ++step) {
+        AT_UNROLL for (int row = 0; row < kCount; ++row)
+          AT_UNROLL for (int step = 0; step < kSteps; ++step) {
             const uint64_t b =
                 ptx::SmemDescriptor{ptx::descriptor_lo(shared + step * kN * 32), ptx::descriptor_hi<32>(256)};
             Config::wgmma(sums[row], a[row][step], b, step > 0);
@@ -152,16 +148,11 @@ struct StemKernel {
         ptx::warpgroup_wait<0>();
         ptx::warpgroup_fence_operand(sums);
       } else {
-#pragma unroll
-        for (int row = 0; row < kCount; ++row)
-#pragma unroll
-          for (int i = 0; i < kN / 2; ++i) sums[row][i] = 0.f;
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step)
-#pragma unroll
-          for (int row = 0; row < kCount; ++row)
-#pragma unroll
-            for (int n8 = 0; n8 < kN / 8; ++n8) {
+        AT_UNROLL for (int row = 0; row < kCount; ++row)
+          AT_UNROLL for (int i = 0; i < kN / 2; ++i) sums[row][i] = 0.f;
+        AT_UNROLL for (int step = 0; step < kSteps; ++step)
+          AT_UNROLL for (int row = 0; row < kCount; ++row)
+            AT_UNROLL for (int n8 = 0; n8 < kN / 8; ++n8) {
               const uint32_t* b = held + step * kN / 4 + 2 * n8;
               mma<Element>(reinterpret_cast<float (&)[4]>(sums[row][4 * n8]), a[row][step], b[0], b[1]);
             }
@@ -171,12 +162,10 @@ struct StemKernel {
 
   // best = max(best, sums): the maximum over the rows of a pool window so far.
   AT_DEVICE static void take(Sums& best, const Sums& sums) {
-#pragma unroll
-    for (int i = 0; i < kN / 2; ++i) best[i] = larger(best[i], sums[i]);
+    AT_UNROLL for (int i = 0; i < kN / 2; ++i) best[i] = larger(best[i], sums[i]);
   }
   AT_DEVICE static void clear(Sums& best) {
-#pragma unroll
-    for (int i = 0; i < kN / 2; ++i) best[i] = lowest();
+    AT_UNROLL for (int i = 0; i < kN / 2; ++i) best[i] = lowest();
   }
 
   struct Column {
@@ -196,13 +185,11 @@ struct StemKernel {
     const int q = column.output + pixel * kSecond;
     const bool extra = kPool && threadIdx.x % 32 >= 28;  // its pixels only serve the neighbouring thread
     if (row >= a.p || q >= a.q || extra) return;
-#pragma unroll
-    for (int block = 0; block < kN / 32; ++block) {
+    AT_UNROLL for (int block = 0; block < kN / 32; ++block) {
       const int channel = column.channel + 32 * block;
       if (channel >= a.k) return;
       float v[8];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
+      AT_UNROLL for (int j = 0; j < 4; ++j) {
         v[2 * j] = sums[16 * block + 4 * j + 2 * pixel];
         v[2 * j + 1] = sums[16 * block + 4 * j + 2 * pixel + 1];
       }
@@ -217,10 +204,8 @@ struct StemKernel {
                                      const Sums& best, int conv_q) {
     const bool first = column.conv >= 0 && column.conv < conv_q, second = column.conv + 1 < conv_q;
     Sums pooled;
-#pragma unroll
-    for (int i = 0; i < kN / 2; i += 4)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
+    AT_UNROLL for (int i = 0; i < kN / 2; i += 4)
+      AT_UNROLL for (int e = 0; e < 2; ++e) {
         const float left = first ? best[i + e] : lowest(), middle = second ? best[i + 2 + e] : lowest();
         pooled[i + e] = larger(larger(left, middle), __shfl_down_sync(0xffffffffu, left, 4));
       }
@@ -247,8 +232,7 @@ struct StemKernel {
       ptx::fence_view_async_shared();
       products.shared = base;
     } else {
-#pragma unroll
-      for (int i = 0; i < kSteps * kN / 4; ++i) {  // (step, eighth of the channels, half of the step)
+      AT_UNROLL for (int i = 0; i < kSteps * kN / 4; ++i) {  // (step, eighth of the channels, half of the step)
         const int step = i / (kN / 4), n = i / 2 % (kN / 8) * 8 + lane / 4, k = 16 * step + i % 2 * 8 + lane % 4 * 2;
         products.held[i] = weights(params, at.channel + warp / kStrips * kN, n, k);
       }
@@ -286,21 +270,17 @@ struct StemKernel {
         }
       }
       constexpr int kTogether = Config::kTogether, kMore = kPool ? 1 : 0, kEach = kPool ? 2 : kTogether;
-#pragma unroll 1
-      for (int y = 0; y < kConvRows - kMore; y += kEach) {
-#pragma unroll
-        for (int part = 0; part < kEach; part += kTogether) {
+      AT_NO_UNROLL for (int y = 0; y < kConvRows - kMore; y += kEach) {
+        AT_UNROLL for (int part = 0; part < kEach; part += kTogether) {
           Sums sums[kTogether];
           products.rows(sums, image + kStride * (y + kMore + part) * kPitch);
-#pragma unroll
-          for (int i = 0; i < kTogether; ++i) {
+          AT_UNROLL for (int i = 0; i < kTogether; ++i) {
             const int of_pool = part + i;
             if constexpr (kPool) {
               if (conv_row + 1 + y + of_pool < conv_p) take(best, sums[i]);
               if (of_pool == 1) {
                 store_pooled(params, at, column, row + y / 2, best, conv_q);
-#pragma unroll
-                for (int j = 0; j < kN / 2; ++j) best[j] = sums[i][j];
+                AT_UNROLL for (int j = 0; j < kN / 2; ++j) best[j] = sums[i][j];
               }
             } else {
               store(params, at, column, row + y + i, sums[i], 0);

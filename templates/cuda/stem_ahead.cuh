@@ -67,11 +67,9 @@ struct StemAheadKernel : StemKernel<Config> {
   AT_DEVICE static void load_weights(const Params& params, int first_channel, char* shared) {
     static_assert(kN * 8 % kThreads == 0, "all threads have the same number of words");
     const int half = threadIdx.x % 8 / 4;
-#pragma unroll
-    for (int from = 0; from < kN * 8; from += kThreads) {
+    AT_UNROLL for (int from = 0; from < kN * 8; from += kThreads) {
       const int n = (from + threadIdx.x) / 8, place = n * 32 + (half ^ n / 4 % 2) * 16 + threadIdx.x % 4 * 4;
-#pragma unroll
-      for (int step = 0; step < Base::kSteps; ++step) {
+      AT_UNROLL for (int step = 0; step < Base::kSteps; ++step) {
         const int k = (half ? unsorted(16 * step + 8) : unsorted(16 * step)) + threadIdx.x % 4 * 2;
         *(uint32_t*)(shared + step * kN * 32 + place) = Base::weights(params, first_channel, n, k);
       }
@@ -82,8 +80,7 @@ struct StemAheadKernel : StemKernel<Config> {
   template <int kRows, int kSteps>
   AT_DEVICE static void load_rows(uint32_t (&a)[kSteps][4], const uint32_t* words, int top) {
     words += top * kPitch;
-#pragma unroll
-    for (int half = 0; half < 2 * kSteps; ++half) {
+    AT_UNROLL for (int half = 0; half < 2 * kSteps; ++half) {
       const int line = half / kParts;
       const bool known = line < kPlanes * kRows;
       const uint32_t* from = words + (line / kRows * kTall + line % kRows) * kPitch + half % kParts * 4;
@@ -102,8 +99,7 @@ struct StemAheadKernel : StemKernel<Config> {
   // Issues the products of the row that has this turn.
   AT_DEVICE static void issue(const Operands& a, Sums (&sums)[2], int turn, uint32_t weights) {
     ptx::warpgroup_arrive();
-#pragma unroll
-    for (int step = 0; step < Base::kSteps; ++step) {
+    AT_UNROLL for (int step = 0; step < Base::kSteps; ++step) {
       const uint64_t b = ptx::SmemDescriptor{ptx::descriptor_lo(weights + step * kN * 32), ptx::descriptor_hi<32>(256)};
       if (step < kBlocks * kBlockSteps)
         Config::wgmma(sums[turn % 2], a.blocks[(turn + step / kBlockSteps) % kSlots][step % kBlockSteps], b, step > 0);
@@ -198,16 +194,14 @@ struct StemAheadKernel : StemKernel<Config> {
 
       constexpr int kTurn = kSlots - kMore;  // of the first row
       if (tile == 0) {
-#pragma unroll
-        for (int block = 0; block < kBlocks - 1; ++block)
+        AT_UNROLL for (int block = 0; block < kBlocks - 1; ++block)
           load_rows<kStride>(operands.blocks[(kTurn + block) % kSlots], image, kStride * block);
         if constexpr (kPool) {
           load_below(operands, image, 0, kTurn);
           issue(operands, sums, kTurn, base);
         }
       }
-#pragma unroll 1
-      for (int y = 0; y < kTileRows; y += kSlots) {
+      AT_NO_UNROLL for (int y = 0; y < kTileRows; y += kSlots) {
         if (kStages == 2 && tile + 1 < at.count) {
           const uint32_t next = stages + (tile + 1) % 2 * Base::kStageBytes;
           load_share<kKept, kTileRows / kSlots>(params, at, row + Base::kRows, next, y / kSlots);
@@ -217,8 +211,7 @@ struct StemAheadKernel : StemKernel<Config> {
         // The row above is complete, but not finished: ptxas serializes all products if accumulators that it has in
         // flight at the end of a loop's body are read in the next iteration.
         wait<0>(sums[1]);
-#pragma unroll
-        for (int turn = 0; turn < kSlots; ++turn) {
+        AT_UNROLL for (int turn = 0; turn < kSlots; ++turn) {
           issue(operands, sums, turn, base);
           wait<1>(sums[(turn + 1) % 2]);
           if (turn + 1 < kSlots) load_below(operands, image, kMore + y + turn + 1, turn + 1);

@@ -147,15 +147,13 @@ struct Conv2dSkip : Conv2dSkipPlan<Config> {
     const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes);
     const uint32_t pixels = ptx::descriptor_lo(smem.pixels + 64 * group * P::kRowBytes);
     const uint32_t filters = ptx::descriptor_lo(smem.filters);
-#pragma unroll 1
-    for (int i = 0; i < steps; ++i) {
+    AT_NO_UNROLL for (int i = 0; i < steps; ++i) {
       smem.pixel_pipeline.consumer_wait(rings.pixels);
       smem.filter_pipeline.consumer_wait(rings.filters);
       const uint32_t a = pixels + rings.pixels.index * (P::kPixelBytes / 16);
       const uint32_t b = filters + rings.filters.index * (P::kFilterBytes / 16);
       ptx::warpgroup_arrive();
-#pragma unroll
-      for (int k = 0; k < P::kRowBytes / 32; ++k)
+    AT_UNROLL for (int k = 0; k < P::kRowBytes / 32; ++k)
         Config::wgmma(accum[0], ptx::SmemDescriptor{a + 2 * k, hi}, ptx::SmemDescriptor{b + 2 * k, hi}, i > 0 || k > 0);
       ptx::warpgroup_commit_batch();
       ptx::warpgroup_wait<1>();
@@ -173,15 +171,13 @@ struct Conv2dSkip : Conv2dSkipPlan<Config> {
     Rings rings;
     typename P::Stage stage{smem.staging + (4 * group + warp) * P::Stage::kWarpBytes};
     griddepcontrol_wait();  // the steps of the epilogue read and write tensors
-#pragma unroll 1
-    for (int index = blockIdx.x; index < params.tiles; index += gridDim.x) {
+    AT_NO_UNROLL for (int index = blockIdx.x; index < params.tiles; index += gridDim.x) {
       const Tile tile(params, index);
       const int first_row = tile.row + 64 * group, warp_row = first_row + 16 * warp;
       const ThreadRows rows(first_row, params.rows);
       const PipelineState first = rings.pixels;
       if constexpr (P::kResident) rings.filters = {0, 0};  // they have arrived for good
-#pragma unroll 1
-      for (int column = tile.column; column < tile.end; ++column) {
+      AT_NO_UNROLL for (int column = tile.column; column < tile.end; ++column) {
         const bool is_last = column + 1 == tile.end;
         const int channel = column * P::kN;
         Accum accum;
@@ -219,19 +215,16 @@ struct Conv2dSkip : Conv2dSkipPlan<Config> {
   // Adds the sums of both convolutions, times their scales. first: the tile's first channel.
   AT_DEVICE static void add_scaled(Scaled& to, const Accum& accum, const Accum& skip, void* const* p, int first,
                                    int channels) {
-#pragma unroll
-    for (int columns = 0; columns < P::kN / 32; ++columns) {
+    AT_UNROLL for (int columns = 0; columns < P::kN / 32; ++columns) {
       const int channel = min(first + 32 * columns + fragment_channel(threadIdx.x % 32), channels - 8);
       float scale[8], skip_scale[8];
       load_constant(scale, (const float*)p[P::kScale] + channel);
       load_constant(skip_scale, (const float*)p[P::kSkipScale] + channel);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      AT_UNROLL for (int half = 0; half < 2; ++half) {
         float v[8], other[8];
         load_fragment(v, accum, 0, half, columns);
         load_fragment(other, skip, 0, half, columns);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) v[e] = fmaf(other[e], skip_scale[e], v[e] * scale[e]);
+        AT_UNROLL for (int e = 0; e < 8; ++e) v[e] = fmaf(other[e], skip_scale[e], v[e] * scale[e]);
         store_fragment(v, to, 0, half, columns);
       }
     }

@@ -109,8 +109,7 @@ struct PointwisePair : PointwisePairPlan<Config> {
   using Fetched = typename Hidden::Fetched[kVectors];
 
   AT_DEVICE static void fetch_hidden(const Params& params, const ThreadRows& rows, int chunk, Fetched& to) {
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
+    AT_UNROLL for (int i = 0; i < kVectors; ++i) {
       const VectorPlace place(rows, fragment_coord<1>(i), chunk * P::kChunk, params.hidden);
       if (place.in_bounds) Hidden::fetch(to[i], params.p.p, place.offset);
     }
@@ -172,8 +171,7 @@ struct PointwisePair : PointwisePairPlan<Config> {
       progress.chunk = begin(params, smem, group, progress.at, progress.rings, hidden[0]);
       ptx::warpgroup_commit_batch();  // in place of a second product, for the first wait
     }
-#pragma unroll 1
-    while (true) {
+    AT_NO_UNROLL while (true) {
       step(params, smem, group, progress, accum, hidden[0], hidden[P::kAhead], fetched[0], fetched[1]);
       if (progress.at.tile >= params.tiles) return;
       step(params, smem, group, progress, accum, hidden[P::kAhead], hidden[0], fetched[1], fetched[0]);
@@ -226,10 +224,8 @@ struct PointwisePair : PointwisePairPlan<Config> {
     const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes);
     uint32_t a = ptx::descriptor_lo(pixels), b = ptx::descriptor_lo(filters);
     ptx::warpgroup_arrive();
-#pragma unroll 1
-    for (int slab = 0; slab < params.slabs; ++slab) {
-#pragma unroll
-      for (int k = 0; k < P::kRowBytes / 32; ++k)
+    AT_NO_UNROLL for (int slab = 0; slab < params.slabs; ++slab) {
+      AT_UNROLL for (int k = 0; k < P::kRowBytes / 32; ++k)
         Config::wgmma(hidden[0], ptx::SmemDescriptor{a + 2 * k, hi}, ptx::SmemDescriptor{b + 2 * k, hi},
                       slab > 0 || k > 0);
       a += P::kSlabBytes / 16, b += P::kWeight1Bytes / 16;
@@ -241,8 +237,7 @@ struct PointwisePair : PointwisePairPlan<Config> {
   // would spread.
   AT_DEVICE static void finish_hidden(const Params& params, const ThreadRows& rows, int chunk,
                                       const HiddenAccum& hidden, const Fetched& fetched, Operand& operand) {
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
+    AT_UNROLL for (int i = 0; i < kVectors; ++i) {
       const FragmentCoord at = fragment_coord<1>(i);
       const VectorPlace place(rows, at, chunk * P::kChunk, params.hidden);
       float v[8];
@@ -253,8 +248,7 @@ struct PointwisePair : PointwisePairPlan<Config> {
       const Vector vector = rounded<Element>(v);
       const uint32_t* words = reinterpret_cast<const uint32_t*>(vector.words);
       const bool exists = chunk * P::kChunk + at.channel() + fragment_channel(threadIdx.x % 32) < params.hidden;
-#pragma unroll
-      for (int j = 0; j < kWords; ++j)
+      AT_UNROLL for (int j = 0; j < kWords; ++j)
         operand[kWords / 2 * at.columns + j / 2][2 * (j % 2) + at.half] = exists ? words[j] : 0;
     }
   }
@@ -263,8 +257,7 @@ struct PointwisePair : PointwisePairPlan<Config> {
     const uint32_t hi = ptx::descriptor_hi<P::kDepthBytes>(8 * P::kDepthBytes);
     constexpr int kSteps = P::kDepthBytes / 32;
     ptx::warpgroup_arrive();
-#pragma unroll
-    for (int k = 0; k < kProducts; ++k) {
+    AT_UNROLL for (int k = 0; k < kProducts; ++k) {
       const uint32_t b = ptx::descriptor_lo(filters + k / kSteps * P::kN * P::kDepthBytes);
       Config::wgmma(accum[0], operand[k], ptx::SmemDescriptor{b + 2 * (k % kSteps), hi}, accumulate || k > 0);
     }

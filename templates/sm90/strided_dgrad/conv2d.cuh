@@ -95,8 +95,7 @@ struct HopperStridedDgrad : StridedDgradPlan<Config> {
     const Phase& phase = params.phases[tile.index];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     int pixels[P::kBlocks][2];
-#pragma unroll
-    for (int i = 0; i < 2 * P::kBlocks; ++i) {
+    AT_UNROLL for (int i = 0; i < 2 * P::kBlocks; ++i) {
       const int in_tile = 64 * (group * P::kBlocks + i / 2) + 16 * warp + 8 * (i % 2) + fragment_row(lane);
       const int row = tile.first + in_tile;
       int h, w;
@@ -104,8 +103,7 @@ struct HopperStridedDgrad : StridedDgradPlan<Config> {
       h = phase.width.divmod(h, w) * params.stride_h + phase.h, w = w * params.stride_w + phase.w;
       pixels[i / 2][i % 2] = row < phase.rows ? (n * params.h + h) * params.w + w : -1;
     }
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
+    AT_UNROLL for (int i = 0; i < kVectors; ++i) {
       const FragmentCoord at = fragment_coord<P::kBlocks>(i);
       const int pixel = pixels[at.block][at.half], channel = tile.channel + at.channel() + fragment_channel(lane);
       float v[8];

@@ -64,8 +64,7 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
       for (int p = part.begin; p < part.end; ++p, state.advance(params.dy_stages)) {
         const uint32_t full = pipeline.producer_acquire(state), to = smem.dy + state.index * bytes;
         ptx::mbarrier_arrive_expect_tx(full, bytes);
-#pragma unroll
-        for (int i = 0; i < P::kMChunks; ++i)
+    AT_UNROLL for (int i = 0; i < P::kMChunks; ++i)
           ptx::tma_load_4d(to + i * params.columns * P::kPixelBytes, params.dy_map, full, tile.k + i * P::kChunk,
                            part.n, part.q, p);
       }
@@ -83,8 +82,7 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
       for (int h = part.first_h; h < part.end_h; h += part.step_h(params), state.advance(params.x_stages)) {
         const uint32_t full = pipeline.producer_acquire(state), to = smem.x + state.index * bytes;
         ptx::mbarrier_arrive_expect_tx(full, bytes);
-#pragma unroll
-        for (int i = 0; i < P::kNChunks; ++i)
+        AT_UNROLL for (int i = 0; i < P::kNChunks; ++i)
           ptx::tma_load_4d(to + i * params.width * P::kPixelBytes, params.x_map, full, tile.c + i * P::kChunk, part.n,
                            w, h);
       }
@@ -119,8 +117,7 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
     int shift, begin[P::kProducts], end[P::kProducts];
     AT_DEVICE bool any() const {
       bool found = false;
-#pragma unroll
-      for (int i = 0; i < P::kProducts; ++i) found |= begin[i] < end[i];
+      AT_UNROLL for (int i = 0; i < P::kProducts; ++i) found |= begin[i] < end[i];
       return found;
     }
   };
@@ -130,8 +127,7 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
     int first, begin[P::kProducts], end[P::kProducts];
     AT_DEVICE AllColumns(const Params& params, const Tile& tile) {
       first = tile.s * params.dilation_w - params.pad_w;
-#pragma unroll
-      for (int i = 0; i < P::kProducts; ++i) {
+      AT_UNROLL for (int i = 0; i < P::kProducts; ++i) {
         const int at = first + i * params.dilation_w;  // the pixel of column 0
         begin[i] = P::kJoined || at >= 0 ? 0 : (params.stride_w - 1 - at) / params.stride_w;
         end[i] = P::kJoined       ? params.out_w
@@ -142,8 +138,7 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
     AT_DEVICE Columns of(const Params& params, const Tile& tile, const Segment& part) const {
       Columns columns;
       columns.shift = first + part.q * params.stride_w - part.first_w(params, tile);
-#pragma unroll
-      for (int i = 0; i < P::kProducts; ++i)
+      AT_UNROLL for (int i = 0; i < P::kProducts; ++i)
         columns.begin[i] = max(0, begin[i] - part.q), columns.end[i] = min(params.columns, end[i] - part.q);
       return columns;
     }
@@ -204,10 +199,8 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
     const uint32_t first_b = ptx::transposed_descriptor_lo(in, P::kJoined && P::kFilterColumns > 1 ? tap : channels);
     // The columns that meet just the products first to last, which take turns, since each waits for its sums. A product
     // further to the left of the filter begins and ends later.
-#pragma unroll
-    for (int first = 0; first < P::kProducts; ++first) {
-#pragma unroll
-      for (int last = first; last < P::kProducts; ++last) {
+    AT_UNROLL for (int first = 0; first < P::kProducts; ++first) {
+      AT_UNROLL for (int last = first; last < P::kProducts; ++last) {
         const bool from_left = first == 0, to_right = last + 1 == P::kProducts;
         int q = max(columns.begin[first], to_right ? 0 : columns.end[to_right ? last : last + 1]);
         const int end =
@@ -216,10 +209,8 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
         // Each round waits for the products of the one before: the compiler would serialize a loop that does not wait.
         for (; q < end; ++q, a += kPixel, b += params.step_w * kPixel) {
           ptx::warpgroup_arrive();
-#pragma unroll
-          for (int images = 0; images < P::kImages / P::kK; ++images) {
-#pragma unroll
-            for (int i = first; i <= last; ++i)
+          AT_UNROLL for (int images = 0; images < P::kImages / P::kK; ++images) {
+            AT_UNROLL for (int i = first; i <= last; ++i)
               Config::wgmma(accum[i], ptx::SmemDescriptor{a + images * (P::kKBytes / 16), hi},
                             ptx::SmemDescriptor{b + i * (tap / 16) + images * (P::kKBytes / 16), hi}, 1);
           }
@@ -234,8 +225,7 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
     constexpr int kTapSums = P::kN / 2;
     const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
     const int m = chunk * P::kChunk + 16 * warp + lane / 4;
-#pragma unroll
-    for (int column = 0; column < P::kFilterColumns; ++column) {
+    AT_UNROLL for (int column = 0; column < P::kFilterColumns; ++column) {
       const int tap = filter_row * P::kFilterColumns + column;
       const uint32_t to = End::sum_row(smem, tap * P::kM + m) + 8 * (lane % 4);
       End::store_columns(to, accum[P::kJoined ? 0 : column], P::kJoined ? column * kTapSums : 0);

@@ -57,8 +57,7 @@ struct HopperIm2colWgrad : WgradSums<Im2colWgradPlan<Config>> {
     constexpr int kOwnDy = P::kMChunks / P::kClusterN, kOwnX = P::kNChunks / P::kClusterK;
     const int first_dy = P::kClusterN > 1 ? tile.peer : 0, first_x = P::kClusterK > 1 ? tile.peer : 0;
     typename P::Column columns[kOwnX];
-#pragma unroll
-    for (int i = 0; i < kOwnX; ++i) {
+    AT_UNROLL for (int i = 0; i < kOwnX; ++i) {
       columns[i] = typename P::Column(params, min(tile.column + first_x + i * P::kClusterK, params.columns - 1));
       columns[i].r *= params.dilation_h, columns[i].s *= params.dilation_w;
     }
@@ -70,14 +69,12 @@ struct HopperIm2colWgrad : WgradSums<Im2colWgradPlan<Config>> {
       const int n = params.area.divmod(pixel, h);
       h = params.width.divmod(h, w) * params.stride_h - params.pad_h, w = w * params.stride_w - params.pad_w;
       ptx::mbarrier_arrive_expect_tx(full, P::kStageBytes);
-#pragma unroll
-      for (int i = 0; i < kOwnDy; ++i) {
+      AT_UNROLL for (int i = 0; i < kOwnDy; ++i) {
         const int chunk = first_dy + i * P::kClusterN;
         ptx::tma_load_2d<(P::kClusterN > 1)>(to + chunk * P::kChunkBytes, params.dy_map, full,
                                              tile.k + chunk * P::kChunk, pixel, tile.peers());
       }
-#pragma unroll
-      for (int i = 0; i < kOwnX; ++i) {
+      AT_UNROLL for (int i = 0; i < kOwnX; ++i) {
         constexpr bool kShared = P::kClusterK > 1;
         const typename P::Column& at = columns[i];
         const uint32_t chunk = to + P::kXOffset + (first_x + i * P::kClusterK) * P::kChunkBytes;
@@ -103,8 +100,7 @@ struct HopperIm2colWgrad : WgradSums<Im2colWgradPlan<Config>> {
 
   AT_DEVICE static void store_sums(const Layout& smem, int group, const Accum& accum) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-#pragma unroll
-    for (int block = 0; block < P::kBlocks; ++block) {
+    AT_UNROLL for (int block = 0; block < P::kBlocks; ++block) {
       const int row = (group * P::kBlocks + block) * 64 + 16 * warp + lane / 4;
       End::store_columns(End::sum_row(smem, row) + 8 * (lane % 4), accum[block], 0);
     }
