@@ -63,7 +63,7 @@ struct StemKernel {
   static constexpr int kWeightBytes = kWgmma ? kSteps * kN * 32 : 0;
   static constexpr int kSharedBytes = kStages * kStageBytes + (kWgmma ? kWeightBytes + 256 : 0);
 
-  using Sums = float[kN / 2];
+  using Accum = float[kN / 2];
 
   // The tiles of a block: `count` tiles from output row `row` downwards.
   struct Place {
@@ -133,7 +133,7 @@ struct StemKernel {
 
     // Computes kCount neighbouring rows of the convolution. words: this thread's first pixel and taps.
     template <int kCount>
-    AT_DEVICE void rows(Sums (&sums)[kCount], const uint32_t* words) const {
+    AT_DEVICE void rows(Accum (&accum)[kCount], const uint32_t* words) const {
       uint32_t a[kCount][kSteps][4];
       AT_UNROLL for (int row = 0; row < kCount; ++row) load_pixels(a[row], words + kStride * row * kPitch);
       if constexpr (kWgmma) {
@@ -142,29 +142,29 @@ struct StemKernel {
           AT_UNROLL for (int step = 0; step < kSteps; ++step) {
             const uint64_t b =
                 ptx::SmemDescriptor{ptx::descriptor_lo(shared + step * kN * 32), ptx::descriptor_hi<32>(256)};
-            Config::wgmma(sums[row], a[row][step], b, step > 0);
+            Config::wgmma(accum[row], a[row][step], b, step > 0);
           }
         ptx::warpgroup_commit_batch();
         ptx::warpgroup_wait<0>();
-        ptx::warpgroup_fence_operand(sums);
+        ptx::warpgroup_fence_operand(accum);
       } else {
         AT_UNROLL for (int row = 0; row < kCount; ++row)
-          AT_UNROLL for (int i = 0; i < kN / 2; ++i) sums[row][i] = 0.f;
+          AT_UNROLL for (int i = 0; i < kN / 2; ++i) accum[row][i] = 0.f;
         AT_UNROLL for (int step = 0; step < kSteps; ++step)
           AT_UNROLL for (int row = 0; row < kCount; ++row)
             AT_UNROLL for (int n8 = 0; n8 < kN / 8; ++n8) {
               const uint32_t* b = held + step * kN / 4 + 2 * n8;
-              mma<Element>(reinterpret_cast<float (&)[4]>(sums[row][4 * n8]), a[row][step], b[0], b[1]);
+              mma<Element>(reinterpret_cast<float (&)[4]>(accum[row][4 * n8]), a[row][step], b[0], b[1]);
             }
       }
     }
   };
 
   // best = max(best, sums): the maximum over the rows of a pool window so far.
-  AT_DEVICE static void take(Sums& best, const Sums& sums) {
-    AT_UNROLL for (int i = 0; i < kN / 2; ++i) best[i] = larger(best[i], sums[i]);
+  AT_DEVICE static void take(Accum& best, const Accum& accum) {
+    AT_UNROLL for (int i = 0; i < kN / 2; ++i) best[i] = larger(best[i], accum[i]);
   }
-  AT_DEVICE static void clear(Sums& best) {
+  AT_DEVICE static void clear(Accum& best) {
     AT_UNROLL for (int i = 0; i < kN / 2; ++i) best[i] = lowest();
   }
 
@@ -179,7 +179,7 @@ struct StemKernel {
     }
   };
 
-  AT_DEVICE static void store(const Params& params, const Place& at, const Column& column, int row, const Sums& sums,
+  AT_DEVICE static void store(const Params& params, const Place& at, const Column& column, int row, const Accum& accum,
                               int pixel) {
     const Problem& a = params.a;
     const int q = column.output + pixel * kSecond;
@@ -190,8 +190,8 @@ struct StemKernel {
       if (channel >= a.k) return;
       float v[8];
       AT_UNROLL for (int j = 0; j < 4; ++j) {
-        v[2 * j] = sums[16 * block + 4 * j + 2 * pixel];
-        v[2 * j + 1] = sums[16 * block + 4 * j + 2 * pixel + 1];
+        v[2 * j] = accum[16 * block + 4 * j + 2 * pixel];
+        v[2 * j + 1] = accum[16 * block + 4 * j + 2 * pixel + 1];
       }
       const int64_t offset = (((int64_t)at.image * a.p + row) * a.q + q) * a.k + channel;
       Config::apply(v, params.p.p, a.scalars, channel, offset);
@@ -201,9 +201,9 @@ struct StemKernel {
 
   // Stores the maximum over a pool window's three columns. best: the maximum over its three rows.
   AT_DEVICE static void store_pooled(const Params& params, const Place& at, const Column& column, int row,
-                                     const Sums& best, int conv_q) {
+                                     const Accum& best, int conv_q) {
     const bool first = column.conv >= 0 && column.conv < conv_q, second = column.conv + 1 < conv_q;
-    Sums pooled;
+    Accum pooled;
     AT_UNROLL for (int i = 0; i < kN / 2; i += 4)
       AT_UNROLL for (int e = 0; e < 2; ++e) {
         const float left = first ? best[i + e] : lowest(), middle = second ? best[i + 2 + e] : lowest();
@@ -246,7 +246,7 @@ struct StemKernel {
     load_tile(params, at, at.row, stages);
     commit_copies();
 
-    Sums best;
+    Accum best;
     clear(best);
     for (int tile = 0; tile < at.count; ++tile) {
       const int row = at.row + tile * kRows, conv_row = conv_first(row);
@@ -264,27 +264,27 @@ struct StemKernel {
       // The first row of the first window. Later windows keep the last row of the window above.
       if constexpr (kPool) {
         if (tile == 0) {
-          Sums sums[1];
-          products.rows(sums, image);
-          if (conv_row >= 0) take(best, sums[0]);
+          Accum accum[1];
+          products.rows(accum, image);
+          if (conv_row >= 0) take(best, accum[0]);
         }
       }
       constexpr int kTogether = Config::kTogether, kMore = kPool ? 1 : 0, kEach = kPool ? 2 : kTogether;
       AT_NO_UNROLL for (int y = 0; y < kConvRows - kMore; y += kEach) {
         AT_UNROLL for (int part = 0; part < kEach; part += kTogether) {
-          Sums sums[kTogether];
-          products.rows(sums, image + kStride * (y + kMore + part) * kPitch);
+          Accum accum[kTogether];
+          products.rows(accum, image + kStride * (y + kMore + part) * kPitch);
           AT_UNROLL for (int i = 0; i < kTogether; ++i) {
             const int of_pool = part + i;
             if constexpr (kPool) {
-              if (conv_row + 1 + y + of_pool < conv_p) take(best, sums[i]);
+              if (conv_row + 1 + y + of_pool < conv_p) take(best, accum[i]);
               if (of_pool == 1) {
                 store_pooled(params, at, column, row + y / 2, best, conv_q);
-                AT_UNROLL for (int j = 0; j < kN / 2; ++j) best[j] = sums[i][j];
+                AT_UNROLL for (int j = 0; j < kN / 2; ++j) best[j] = accum[i][j];
               }
             } else {
-              store(params, at, column, row + y + i, sums[i], 0);
-              store(params, at, column, row + y + i, sums[i], 1);
+              store(params, at, column, row + y + i, accum[i], 0);
+              store(params, at, column, row + y + i, accum[i], 1);
             }
           }
         }
