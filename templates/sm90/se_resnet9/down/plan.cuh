@@ -1,7 +1,8 @@
 // Host side and shared definitions of the kernel in se_down_block.cuh: sizes, parameters, prepare() and the
 // shared-memory layout.
 #pragma once
-#include "sm90/ring.cuh"
+#include "sm90/pipeline.cuh"
+#include "sm90/smem_layout.cuh"
 #include "sm90/tensor_maps.cuh"
 #include "common/se_gate.cuh"
 
@@ -88,21 +89,26 @@ struct DownPlan {
 
   // Addresses in shared memory.
   struct Layout {
-    uint32_t inner, k_blocks, weights, gate, inner_full, gate_full, end;
-    Pipeline activation_pipeline, weight_pipeline;
+    uint32_t inner, k_blocks, weights, gate, full, empty, weight_full, weight_empty, inner_full, gate_full, end;
     AT_DEVICE Layout(const Params& params, uint32_t memory) {
       SmemLayout layout(memory);
       inner = layout.add(kInner * kCopies * kCopyBytes);
       k_blocks = layout.add(params.activation_stages * kTileBytes);
       weights = layout.add(params.weight_stages * kWeightBytes);
       gate = layout.add(params.gate_bytes);
-      activation_pipeline = add_pipeline(layout, params.activation_stages);
-      weight_pipeline = add_pipeline(layout, params.weight_stages);
+      full = layout.add_barriers(params.activation_stages);
+      empty = layout.add_barriers(params.activation_stages);
+      weight_full = layout.add_barriers(params.weight_stages);
+      weight_empty = layout.add_barriers(params.weight_stages);
       inner_full = layout.add_barriers(kParts);
       gate_full = layout.add_barriers(1);
       end = layout.end;
     }
   };
+
+  // The rings of activations and of weights.
+  AT_DEVICE static Pipeline activation_pipeline(const Layout& smem) { return {smem.full, smem.empty}; }
+  AT_DEVICE static Pipeline weight_pipeline(const Layout& smem) { return {smem.weight_full, smem.weight_empty}; }
 
   AT_DEVICE static Excitation excitation(int hidden) { return Excitation(kP * kQ, hidden, kImages == 1 ? 16 : kQ); }
 

@@ -56,16 +56,16 @@ struct HopperSeDownBlock : DownPlan<Config> {
   // Each warp initializes one kind of barrier.
   AT_DEVICE static void init_barriers(const Params& params, const Layout& smem, const ClusterCoord& cta, int warp) {
     if (warp == 0) {
-      ptx::mbarrier_init_array(smem.activation_pipeline.full, params.activation_stages, 1);
+      ptx::mbarrier_init_array(smem.full, params.activation_stages, 1);
       ptx::mbarrier_init_array(smem.gate_full, 1, 1);
     } else if (warp == 1) {
-      ptx::mbarrier_init_array(smem.activation_pipeline.empty, params.activation_stages,
+      ptx::mbarrier_init_array(smem.empty, params.activation_stages,
                                (1 + P::kWide / 32) * P::kParts);  // the multiplying warpgroup, each adding warp
     } else if (warp == 2) {
-      ptx::mbarrier_init_array(smem.weight_pipeline.full, params.weight_stages, 1);
+      ptx::mbarrier_init_array(smem.weight_full, params.weight_stages, 1);
       ptx::mbarrier_init_array(smem.inner_full, P::kParts, 1);
     } else if (warp == 3) {
-      ptx::mbarrier_init_array(smem.weight_pipeline.empty, params.weight_stages, P::kPeers);
+      ptx::mbarrier_init_array(smem.weight_empty, params.weight_stages, P::kPeers);
     }
     ptx::fence_barrier_init();
     const int part = threadIdx.x % 32;
@@ -84,7 +84,7 @@ struct HopperSeDownBlock : DownPlan<Config> {
     AT_NO_UNROLL for (int chunk = 0; chunk < params.chunks; ++chunk)
       AT_NO_UNROLL for (int r = 0; r < 3; ++r)
         AT_NO_UNROLL for (int s = 0; s < 3; ++s, ring.advance(params.activation_stages)) {
-          const uint32_t full = smem.activation_pipeline.producer_acquire(ring);
+          const uint32_t full = P::activation_pipeline(smem).producer_acquire(ring);
           ptx::mbarrier_arrive_expect_tx(full, P::kTileBytes);
           ptx::tma_load_4d<(P::kParts > 1)>(smem.k_blocks + ring.index * P::kTileBytes + first * P::kLineBytes,
                                             params.image_map, full, chunk * P::kK, s - 1, cta.tile * P::kImages,
@@ -98,7 +98,7 @@ struct HopperSeDownBlock : DownPlan<Config> {
     for (int i = 0; i < P::kPeers; ++i) peers |= 1 << ClusterCoord::rank(cta.part, i);
     PipelineState ring{0, 1};
     const auto load = [&](int map, int chunk, int tap) {
-      const uint32_t full = smem.weight_pipeline.producer_acquire(ring);
+      const uint32_t full = P::weight_pipeline(smem).producer_acquire(ring);
       ptx::mbarrier_arrive_expect_tx(full, P::kWeightBytes);
       ptx::tma_load_3d<(P::kPeers > 1)>(smem.weights + ring.index * P::kWeightBytes + cta.peer * kRows * P::kRowBytes,
                                         params.weight_maps[map], full, chunk * P::kK, tap,
@@ -133,7 +133,7 @@ struct HopperSeDownBlock : DownPlan<Config> {
                                  uint32_t a, Accum& accum, bool accumulate) {
     const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes),
                    b = weights.lo + weights.ring.index * (P::kWeightBytes / 16);
-    smem.weight_pipeline.consumer_wait(weights.ring);
+    P::weight_pipeline(smem).consumer_wait(weights.ring);
     ptx::warpgroup_arrive();
     AT_UNROLL for (int k = 0; k < P::kK / 16; ++k)
       Config::wgmma(accum[0], ptx::SmemDescriptor{a + 2 * k, hi}, ptx::SmemDescriptor{b + 2 * k, hi}, accumulate || k);
@@ -157,7 +157,7 @@ struct HopperSeDownBlock : DownPlan<Config> {
   AT_DEVICE static void release_weights(const Params& params, const Layout& smem, const ClusterCoord& cta,
                                         const Progress& weights) {
     if (weights.pending < 0 || weights.piece - 1 + params.weight_stages >= params.pieces()) return;
-    const uint32_t empty = smem.weight_pipeline.empty_barrier(weights.pending);
+    const uint32_t empty = P::weight_pipeline(smem).empty_barrier(weights.pending);
     if constexpr (P::kPeers == 1) {
       if (threadIdx.x == 0) ptx::mbarrier_arrive(empty);
     } else {
@@ -170,7 +170,7 @@ struct HopperSeDownBlock : DownPlan<Config> {
   AT_DEVICE static void release_activations(const Params& params, const Layout& smem, const ClusterCoord& cta,
                                             int k_block, int stage, int thread) {
     if (k_block + params.activation_stages >= params.k_blocks()) return;
-    const Pipeline pipeline = smem.activation_pipeline;
+    const Pipeline pipeline = P::activation_pipeline(smem);
     if constexpr (P::kParts == 1) {
       if (thread == 0) pipeline.consumer_release(stage);
     } else {
@@ -191,7 +191,7 @@ struct HopperSeDownBlock : DownPlan<Config> {
       float pooled[kVectors][P::kVector] = {};
       AT_NO_UNROLL for (int tap = 0; tap < P::kTaps; ++tap, ++k_block) {
         const uint32_t tile = smem.k_blocks + ring.index * P::kTileBytes;
-        smem.activation_pipeline.consumer_wait(ring);
+        P::activation_pipeline(smem).consumer_wait(ring);
         AT_UNROLL for (int i = 0; i < kVectors; ++i) {
           Pack<Element, P::kVector> read;
           read.words[0] = ptx::ld_shared(tile + (thread + i * P::kWide) * 16);
@@ -297,7 +297,7 @@ struct HopperSeDownBlock : DownPlan<Config> {
     PipelineState ring{0, 0};
     int pending = -1;
     AT_NO_UNROLL for (int k_block = 0; k_block < params.k_blocks(); ++k_block, ring.advance(params.activation_stages)) {
-      smem.activation_pipeline.consumer_wait(ring);
+      P::activation_pipeline(smem).consumer_wait(ring);
       multiply(params, smem, cta, weights, k_blocks + ring.index * (P::kTileBytes / 16), accum, k_block > 0);
       if (pending >= 0) release_activations(params, smem, cta, k_block - 1, pending, threadIdx.x);
       pending = ring.index;
