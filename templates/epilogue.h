@@ -6,7 +6,6 @@
 
 #ifdef __CUDACC__
 #define AT_INLINE __device__ __forceinline__
-#define AT_UNROLL _Pragma("unroll")
 #define AT_INLINED
 #else
 #include "cpu/math.h"
@@ -47,15 +46,13 @@ AT_INLINE Operand<N> operand(const float* from) {
 template <int N>
 AT_INLINE Operand<N> operand(float scalar) {
   Operand<N> result;
-  AT_UNROLL
-  for (int i = 0; i < N; ++i) result.of[i] = scalar;
+  AT_UNROLL for (int i = 0; i < N; ++i) result.of[i] = scalar;
   return result;
 }
 
 template <int N, typename Function, typename... Operands>
 AT_INLINE void transform(float (&v)[N], const Function& function, const Operands&... operands) {
-  AT_UNROLL
-  for (int i = 0; i < N; ++i) v[i] = function(v[i], operands.of[i]...);
+  AT_UNROLL for (int i = 0; i < N; ++i) v[i] = function(v[i], operands.of[i]...);
 }
 
 // v = function(v, operands...) for each channel.
@@ -170,8 +167,7 @@ AT_INLINE void hardsigmoid(float (&v)[N]) {
 template <int N>
 AT_INLINE void silu(float (&v)[N]) {
 #ifdef __CUDACC__
-  AT_UNROLL
-  for (int i = 0; i + 1 < N; i += 2) {
+  AT_UNROLL for (int i = 0; i + 1 < N; i += 2) {
     const float a = 1.f + power_of_two(fminf(-1.44269504f * v[i], 57.f));
     const float b = 1.f + power_of_two(fminf(-1.44269504f * v[i + 1], 57.f));
     const float both = reciprocal(a * b);

@@ -28,8 +28,7 @@ AT_DEVICE void from_floats(e4m3* to, float a, float b) {
 template <int N>
 AT_DEVICE Pack<e4m3, N> rounded_words(const float (&v)[N]) {
   Pack<e4m3, N> pack;
-#pragma unroll
-  for (int i = 0; i < N; i += 4)
+  AT_UNROLL for (int i = 0; i < N; i += 4)
     reinterpret_cast<unsigned*>(pack.words)[i / 4] = two_e4m3(v[i], v[i + 1]) | two_e4m3(v[i + 2], v[i + 3]) << 16;
   return pack;
 }
@@ -53,15 +52,13 @@ AT_DEVICE float2 two_floats(unsigned two) {
 template <int N>
 AT_DEVICE void load(float (&v)[N], const Pack<e4m3, N>* from) {
   if constexpr (N % 4 == 0) {
-#pragma unroll
-    for (int i = 0; i < N; i += 4) {
+    AT_UNROLL for (int i = 0; i < N; i += 4) {
       const unsigned word = reinterpret_cast<const unsigned*>(from->words)[i / 4];
       const float2 low = two_floats(word & 0xffff), high = two_floats(word >> 16);
       v[i] = low.x, v[i + 1] = low.y, v[i + 2] = high.x, v[i + 3] = high.y;
     }
   } else {
-#pragma unroll
-    for (int i = 0; i < N; ++i) v[i] = to_float(from->elements[i]);
+    AT_UNROLL for (int i = 0; i < N; ++i) v[i] = to_float(from->elements[i]);
   }
 }
 

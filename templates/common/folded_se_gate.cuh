@@ -45,19 +45,15 @@ struct FoldedSeGate {
     const Element* w2 = (const Element*)p[1] + (int64_t)channel * hidden;
     const float *b1 = (const float*)p[0], *b2 = (const float*)p[2] + channel;
     const int rest = min(k - channel, kN);  // channels that exist; a multiple of 8
-#pragma unroll 1
-    for (int c = thread; c < rest; c += kThreads) {
+    AT_NO_UNROLL for (int c = thread; c < rest; c += kThreads) {
       const int row = row_of(c) * kRow;
-#pragma unroll 1
-      for (int o = 0; o < 16 * kSteps; o += 4) {
+      AT_NO_UNROLL for (int o = 0; o < 16 * kSteps; o += 4) {
         if (o < hidden) copy_async<8>(to + (row + o) * 2, w2 + c * hidden + o);
         else *(uint2*)(memory + (row + o) * 2) = make_uint2(0, 0);
       }
     }
-#pragma unroll 1
-    for (int i = thread; i < rest / 4; i += kThreads) copy_async<16>(to + kB2 + 16 * i, b2 + 4 * i);
-#pragma unroll 1
-    for (int i = thread; i < hidden / 4; i += kThreads) copy_async<16>(to + kB1 + 16 * i, b1 + 4 * i);
+    AT_NO_UNROLL for (int i = thread; i < rest / 4; i += kThreads) copy_async<16>(to + kB2 + 16 * i, b2 + 4 * i);
+    AT_NO_UNROLL for (int i = thread; i < hidden / 4; i += kThreads) copy_async<16>(to + kB1 + 16 * i, b1 + 4 * i);
   }
 
   // Scales the sums by the gates. first_block: index of their first block of 64 rows in the tile. sync: a barrier of
@@ -68,11 +64,9 @@ struct FoldedSeGate {
     if constexpr (kWarps) {
       scale_warps(sums, first_block, sync);
     } else {
-#pragma unroll
-      for (int m = 0; m < kBlocks; ++m) add_rows(sums[m]);
+    AT_UNROLL for (int m = 0; m < kBlocks; ++m) add_rows(sums[m]);
       sync();
-#pragma unroll
-      for (int m = 0; m < kBlocks; ++m) multiply(sums[m]);
+      AT_UNROLL for (int m = 0; m < kBlocks; ++m) multiply(sums[m]);
     }
   }
 
@@ -89,20 +83,16 @@ struct FoldedSeGate {
   AT_DEVICE void scale_warps(float (&sums)[kBlocks][kSums], int first_block, const Sync& sync) const {
     const int warp = ptx::warp_uniform(threadIdx.x / 32) % (kThreads / 32), part = threadIdx.x % 4;
     float2 total[kBlocks][kColumns];
-#pragma unroll
-    for (int m = 0; m < kBlocks; ++m)
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j) {
+    AT_UNROLL for (int m = 0; m < kBlocks; ++m)
+      AT_UNROLL for (int j = 0; j < kColumns; ++j) {
         const float* v = &sums[m][kN / 2 + 4 * j];
         total[m][j] = make_float2(v[0] + v[2], v[1] + v[3]);
       }
     each_block(total, warp, 4 * first_block + warp % 4, 4, true, sync, [&](int m, const float* gates) {
-#pragma unroll
-      for (int columns = 0; columns < kN / 32; ++columns) {
+      AT_UNROLL for (int columns = 0; columns < kN / 32; ++columns) {
         float factor[8];
         load(factor, gates + 32 * columns + 8 * part);
-#pragma unroll
-        for (int i = 0; i < 16; ++i) sums[m][16 * columns + i] *= factor[i / 4 * 2 + i % 2];
+        AT_UNROLL for (int i = 0; i < 16; ++i) sums[m][16 * columns + i] *= factor[i / 4 * 2 + i % 2];
       }
     });
   }
@@ -116,30 +106,23 @@ struct FoldedSeGate {
                             const Sync& sync, const Scale& scale) const {
     const int lane = threadIdx.x % 32, part = lane % 4;
     float* partial = (float*)(memory + kPartial) + 2 * part;
-#pragma unroll
-    for (int distance = 4; distance < 32; distance *= 2)
-#pragma unroll
-      for (int m = 0; m < kBlocks; ++m)
-#pragma unroll
-        for (int j = 0; j < kColumns; ++j) {
+    AT_UNROLL for (int distance = 4; distance < 32; distance *= 2)
+      AT_UNROLL for (int m = 0; m < kBlocks; ++m)
+        AT_UNROLL for (int j = 0; j < kColumns; ++j) {
           total[m][j].x += __shfl_xor_sync(0xffffffffu, total[m][j].x, distance);
           total[m][j].y += __shfl_xor_sync(0xffffffffu, total[m][j].y, distance);
         }
     if (slabs.divisor > 1) sync();  // all warps have read the partial sums of the tile before
     if (slabs.divisor > 1 && lane < 4 && leaves)
-#pragma unroll
-      for (int m = 0; m < kBlocks; ++m)
-#pragma unroll
-        for (int j = 0; j < kColumns; ++j)
+      AT_UNROLL for (int m = 0; m < kBlocks; ++m)
+        AT_UNROLL for (int j = 0; j < kColumns; ++j)
           *(float2*)(partial + (first_slab + step * m) * kHidden + 8 * j) = total[m][j];
     sync();
     float* hiddens = (float*)(memory + kOwn + warp * kWarpBytes);
-#pragma unroll
-    for (int m = 0; m < kBlocks; ++m) {
+    AT_UNROLL for (int m = 0; m < kBlocks; ++m) {
       const float* from = partial + slabs.divide(first_slab + step * m) * slabs.divisor * kHidden;
       __syncwarp();  // all lanes have read the values of the block before
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j) {
+      AT_UNROLL for (int j = 0; j < kColumns; ++j) {
         const int o = 8 * j + 2 * part;
         float2 sum = total[m][j];
         if (slabs.divisor > 1) {
@@ -167,22 +150,17 @@ struct FoldedSeGate {
   AT_DEVICE void find_gates(float* hiddens) const {
     const int lane = threadIdx.x % 32, channel = lane % 8 / 2 * 8 + lane / 8 * 2 + lane % 2;
     float sum[kN / 32];
-#pragma unroll
-    for (int i = 0; i < kN / 32; ++i) sum[i] = *(const float*)(memory + kB2 + 4 * (32 * i + channel));
-#pragma unroll
-    for (int o = 0; o < kHidden; o += 8) {
+    AT_UNROLL for (int i = 0; i < kN / 32; ++i) sum[i] = *(const float*)(memory + kB2 + 4 * (32 * i + channel));
+    AT_UNROLL for (int o = 0; o < kHidden; o += 8) {
       float h[8];
       load(h, hiddens + o);
-#pragma unroll
-      for (int i = 0; i < kN / 32; ++i) {
+      AT_UNROLL for (int i = 0; i < kN / 32; ++i) {
         float w[8];
         load(w, (const Element*)memory + (32 * i + lane) * kRow + o);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) sum[i] += w[e] * h[e];
+        AT_UNROLL for (int e = 0; e < 8; ++e) sum[i] += w[e] * h[e];
       }
     }
-#pragma unroll
-    for (int i = 0; i < kN / 32; ++i) hiddens[kHidden + 32 * i + channel] = logistic(sum[i]);
+    AT_UNROLL for (int i = 0; i < kN / 32; ++i) hiddens[kHidden + 32 * i + channel] = logistic(sum[i]);
   }
 
   // ---- Images of 1, 4 or 8 pixels ----
@@ -190,47 +168,38 @@ struct FoldedSeGate {
   // Adds up the hidden columns of an image's rows, which are in every fourth lane.
   template <int kSums>
   AT_DEVICE void add_rows(float (&sums)[kSums]) const {
-#pragma unroll 1
-    for (int distance = 4; distance < 4 * pixels; distance *= 2)
-#pragma unroll
-      for (int i = kN / 2; i < kSums; ++i) sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], distance);
+    AT_NO_UNROLL for (int distance = 4; distance < 4 * pixels; distance *= 2)
+      AT_UNROLL for (int i = kN / 2; i < kSums; ++i) sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], distance);
   }
 
   template <int kSums>
   AT_DEVICE void multiply(float (&sums)[kSums]) const {
     const int lane = threadIdx.x % 32, row = lane / 4, part = lane % 4;
     uint32_t most[kSteps][4], rest[kSteps][4];
-#pragma unroll
-    for (int i = 0; i < 2 * kSteps; ++i) {
+    AT_UNROLL for (int i = 0; i < 2 * kSteps; ++i) {
       float v[4] = {};
       if (i < kColumns) {
         const int o = 8 * i + 2 * part;
         const float2 bias = o < hidden ? *(const float2*)(memory + kB1 + 4 * o) : make_float2(0.f, 0.f);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) v[e] = at_least_zero(sums[kN / 2 + 4 * i + e] * weight + (e % 2 ? bias.y : bias.x));
+        AT_UNROLL for (int e = 0; e < 4; ++e) v[e] = at_least_zero(sums[kN / 2 + 4 * i + e] * weight + (e % 2 ? bias.y : bias.x));
       }
       const int step = i / 2, word = i % 2 * 2;
       split<Element>(v[0], v[1], most[step][word], rest[step][word]);
       split<Element>(v[2], v[3], most[step][word + 1], rest[step][word + 1]);
     }
-#pragma unroll
-    for (int columns = 0; columns < kN / 32; ++columns) {  // four independent products
+    AT_UNROLL for (int columns = 0; columns < kN / 32; ++columns) {  // four independent products
       float d[4][4];
-#pragma unroll
-      for (int tile = 0; tile < 4; ++tile) {
+      AT_UNROLL for (int tile = 0; tile < 4; ++tile) {
         const uint32_t* w2 = (const uint32_t*)memory + (32 * columns + 8 * tile + row) * kRow / 2 + part;
         const float2 bias = *(const float2*)(memory + kB2 + 4 * (32 * columns + 2 * tile + part * 8));
         d[tile][0] = d[tile][2] = bias.x, d[tile][1] = d[tile][3] = bias.y;
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
+        AT_UNROLL for (int step = 0; step < kSteps; ++step) {
           mma<Element>(d[tile], most[step], w2[8 * step], w2[8 * step + 4]);
           mma<Element>(d[tile], rest[step], w2[8 * step], w2[8 * step + 4]);
         }
       }
-#pragma unroll
-      for (int tile = 0; tile < 4; ++tile)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sums[16 * columns + 4 * tile + e] *= logistic(d[tile][e]);
+      AT_UNROLL for (int tile = 0; tile < 4; ++tile)
+        AT_UNROLL for (int e = 0; e < 4; ++e) sums[16 * columns + 4 * tile + e] *= logistic(d[tile][e]);
       asm volatile("" ::: "memory");  // do not prefetch the next columns: there are no registers for them
     }
   }

@@ -50,22 +50,17 @@ struct SeGate {
     const Element *first = (const Element*)p[0] + channel, *second = (const Element*)p[2] + (int64_t)channel * hidden;
     const float *b1 = (const float*)p[1], *b2 = (const float*)p[3] + channel;
     const int rest = min(k - channel, kN);  // channels that exist; a multiple of 8
-#pragma unroll 1
-    for (int i = thread; i < hidden * (kN / kVector); i += kCopying) {
+    AT_NO_UNROLL for (int i = thread; i < hidden * (kN / kVector); i += kCopying) {
       const int o = i / (kN / kVector), c = i % (kN / kVector) * kVector;
       const uint32_t place = to + w1() + (o * kColumn + c) * 2;
       if (c < rest) copy_async<16>(place, first + (int64_t)o * k + c);
       else ptx::st_shared(place, make_uint4(0, 0, 0, 0));
     }
-#pragma unroll 1
-    for (int c = thread; c < rest; c += kCopying)
-#pragma unroll 1
-      for (int o = 0; o < hidden; o += 4)
+    AT_NO_UNROLL for (int c = thread; c < rest; c += kCopying)
+      AT_NO_UNROLL for (int o = 0; o < hidden; o += 4)
         copy_async<8>(to + w2() + (c * (hidden + 8) + o) * 2, second + c * hidden + o);
-#pragma unroll 1
-    for (int i = thread; i < rest / 4; i += kCopying) copy_async<16>(to + biases() + 16 * i, b2 + 4 * i);
-#pragma unroll 1
-    for (int i = thread; i < hidden / 4; i += kCopying) copy_async<16>(to + biases() + 4 * kN + 16 * i, b1 + 4 * i);
+    AT_NO_UNROLL for (int i = thread; i < rest / 4; i += kCopying) copy_async<16>(to + biases() + 16 * i, b2 + 4 * i);
+    AT_NO_UNROLL for (int i = thread; i < hidden / 4; i += kCopying) copy_async<16>(to + biases() + 4 * kN + 16 * i, b1 + 4 * i);
   }
 
   // Stores the sums over a warp's 16 rows, or over each `rows` of them, for excite(). v[half]: eight channels from
@@ -74,12 +69,10 @@ struct SeGate {
     const int lane = threadIdx.x % 32;
     float* to = (float*)memory + column;
     if (rows >= 16) {
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) v[0][e] += v[1][e];
+    AT_UNROLL for (int e = 0; e < kVector; ++e) v[0][e] += v[1][e];
       leave_sums(v[0], 8, to + slab * kN);
     } else {
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
+      AT_UNROLL for (int half = 0; half < 2; ++half)
         leave_sums(v[half], rows, to + (slab * (16 / rows) + (8 * half + lane / 4) / rows) * kN);
     }
   }
@@ -90,16 +83,13 @@ struct SeGate {
     const int row = threadIdx.x % 32 / 4;
     if (rows != 8) {
       for (int distance = 4; distance < 4 * rows; distance *= 2)
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) v[e] += __shfl_xor_sync(0xffffffffu, v[e], distance);
+        AT_UNROLL for (int e = 0; e < kVector; ++e) v[e] += __shfl_xor_sync(0xffffffffu, v[e], distance);
       if (row % rows == 0) store(v, to);
       return;
     }
-#pragma unroll
-    for (int half = kVector / 2; half; half /= 2) {
+    AT_UNROLL for (int half = kVector / 2; half; half /= 2) {
       const bool upper = row & half;  // a lane that keeps the upper half sends the lower half
-#pragma unroll
-      for (int e = 0; e < half; ++e) {
+      AT_UNROLL for (int e = 0; e < half; ++e) {
         const float other = __shfl_xor_sync(0xffffffffu, upper ? v[e] : v[e + half], 4 * half);
         v[e] = (upper ? v[e + half] : v[e]) + other;
       }
@@ -124,15 +114,12 @@ struct SeGate {
       means[c] = total * weight;
     }
     sync();
-#pragma unroll 1
-    for (int o = warp; o < hidden; o += kWarps) {
+    AT_NO_UNROLL for (int o = warp; o < hidden; o += kWarps) {
       float w[kOwn], m[kOwn], value = 0.f;
       load(w, (const Element*)(memory + w1()) + o * kColumn + lane * kOwn);
       load(m, means + lane * kOwn);
-#pragma unroll
-      for (int e = 0; e < kOwn; ++e) value += w[e] * m[e];
-#pragma unroll
-      for (int distance = 16; distance; distance /= 2) value += __shfl_xor_sync(0xffffffffu, value, distance);
+      AT_UNROLL for (int e = 0; e < kOwn; ++e) value += w[e] * m[e];
+      AT_UNROLL for (int distance = 16; distance; distance /= 2) value += __shfl_xor_sync(0xffffffffu, value, distance);
       if (lane == 0) hiddens[o] = at_least_zero(value + b1[o]);
     }
     sync();
@@ -143,8 +130,7 @@ struct SeGate {
         float w[4], h[4];
         load(w, (const Element*)(memory + w2()) + c * (hidden + 8) + o);
         load(h, hiddens + o);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) gate += w[i] * h[i];
+        AT_UNROLL for (int i = 0; i < 4; ++i) gate += w[i] * h[i];
       }
       means[c] = logistic(gate);
     }
@@ -163,8 +149,7 @@ struct SeGate {
     wait_for_all_copies();
     sync();
     const int each = pixels / rows;
-#pragma unroll 1
-    for (int i = thread; i < images * kN; i += kThreads) {
+    AT_NO_UNROLL for (int i = thread; i < images * kN; i += kThreads) {
       const int image = i / kN, c = i % kN;
       float total = 0.f;
 #pragma unroll 4
@@ -180,24 +165,20 @@ struct SeGate {
       const uint32_t place = ptx::cast_smem_ptr_to_uint(own);
       for (int i = thread; i < pairs / 4; i += kThreads) {
         const float4 part = ((const float4*)own)[i];
-#pragma unroll
-        for (int peer = 0; peer < kPeers; ++peer)
+        AT_UNROLL for (int peer = 0; peer < kPeers; ++peer)
           if (peer != me) ptx::st_async(place + 16 * i, barrier, rank_of(peer), part);
       }
       ptx::mbarrier_wait(barrier, 0);
     }
     float* hiddens = (float*)(memory + vector());
-#pragma unroll 1
-    for (int i = thread; i < pairs; i += kThreads) {
+    AT_NO_UNROLL for (int i = thread; i < pairs; i += kThreads) {
       float total = ((const float*)(memory + biases()))[kN + i - image_of(i) * hidden];
-#pragma unroll
-      for (int peer = 0; peer < kPeers; ++peer) total += ((const float*)(memory + parts()))[peer * pairs + i];
+      AT_UNROLL for (int peer = 0; peer < kPeers; ++peer) total += ((const float*)(memory + parts()))[peer * pairs + i];
       hiddens[i] = at_least_zero(total);
     }
     sync();
     const Element* weights = (const Element*)(memory + w2());
-#pragma unroll 1
-    for (int i = thread; i < images * kN; i += kThreads) {
+    AT_NO_UNROLL for (int i = thread; i < images * kN; i += kThreads) {
       const int image = i / kN, c = i % kN;
       if (channel + c >= k) continue;
       float total = ((const float*)(memory + biases()))[c];
@@ -221,20 +202,17 @@ struct SeGate {
   AT_DEVICE void multiply_first(const char* memory, float* own, int pairs) const {
     const float* means = (const float*)(memory + mean());
     const Element* weights = (const Element*)(memory + w1());
-#pragma unroll 1
-    for (int i = threadIdx.x / kLanes; i < pairs; i += kThreads / kLanes) {
+    AT_NO_UNROLL for (int i = threadIdx.x / kLanes; i < pairs; i += kThreads / kLanes) {
       const int image = image_of(i), o = i - image * hidden;
       float total = 0.f;
       for (int c = threadIdx.x % kLanes * kVector; c < kN; c += kLanes * kVector) {
         float w[kVector], m[kVector];
         load(w, weights + o * kColumn + c);
         load(m, means + image * kN + c);
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) total += w[e] * m[e];
+        AT_UNROLL for (int e = 0; e < kVector; ++e) total += w[e] * m[e];
       }
       const uint32_t group = kLanes == 32 ? 0xffffffffu : ((1u << kLanes) - 1) << (threadIdx.x & 31 & ~(kLanes - 1));
-#pragma unroll
-      for (int distance = kLanes / 2; distance; distance /= 2) total += __shfl_xor_sync(group, total, distance);
+      AT_UNROLL for (int distance = kLanes / 2; distance; distance /= 2) total += __shfl_xor_sync(group, total, distance);
       if (threadIdx.x % kLanes == 0) own[i] = total;
     }
   }

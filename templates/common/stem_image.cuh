@@ -25,12 +25,10 @@ template <bool kChannelsLast, int kImage, typename Element>
 AT_DEVICE void read_line(uint2 (&line)[kImage], const StemImage& x, const Element* at) {
   Pack<Element, 4 * kImage> pixels;  // in the order of memory
   if constexpr (kChannelsLast) pixels.read(at);
-#pragma unroll
-  for (int c = 0; c < kImage; ++c) {
+  AT_UNROLL for (int c = 0; c < kImage; ++c) {
     Pack<Element, 4> four;
     if constexpr (kChannelsLast) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) four.elements[i] = pixels.elements[i * kImage + c];
+      AT_UNROLL for (int i = 0; i < 4; ++i) four.elements[i] = pixels.elements[i * kImage + c];
     } else {
       four.read(at + c * x.of_channel);
     }

@@ -41,12 +41,10 @@ struct ColumnSums {
     float start[kVector] = {};
     if constexpr (Moments) {
       float* const starts = shared + kStarts + threadIdx.x % Plan::kColumns * kVector;
-#pragma unroll
-      for (int e = 0; e < kVector; ++e)
+    AT_UNROLL for (int e = 0; e < kVector; ++e)
         if (threadIdx.x < Plan::kColumns) starts[e] = part.first[e];
       __syncthreads();
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) start[e] = starts[e];
+      AT_UNROLL for (int e = 0; e < kVector; ++e) start[e] = starts[e];
       const Part own = part;
       part = Part();
       add(part, own, start, (float)count);
@@ -83,21 +81,18 @@ struct ColumnSums {
   AT_DEVICE static void add_splits(Part& part, const Plan& plan, const float* parts, const float (&start)[kVector],
                                    int split) {
     Part others[Splits];
-#pragma unroll
-    for (int i = 0; i < Splits; ++i) {
+    AT_UNROLL for (int i = 0; i < Splits; ++i) {
       const float* const from = parts + (int64_t)(split + i * Plan::kLanes) * 2 * plan.c;
       load(others[i].first, from);
       load(others[i].second, from + plan.c);
     }
-#pragma unroll
-    for (int i = 0; i < Splits; ++i)
+    AT_UNROLL for (int i = 0; i < Splits; ++i)
       add(part, others[i], start, Moments ? (float)plan.pixels_of(split + i * Plan::kLanes) : 0.f);
   }
 
   // Adds the results of `count` pixels.
   AT_DEVICE static void add(Part& to, const Part& other, const float (&start)[kVector], float count) {
-#pragma unroll
-    for (int e = 0; e < kVector; ++e) {
+    AT_UNROLL for (int e = 0; e < kVector; ++e) {
       const float distance = Moments ? count * (other.first[e] - start[e]) : other.first[e];
       to.first[e] += distance;
       to.second[e] += Moments ? other.second[e] + distance * (other.first[e] - start[e]) : other.second[e];
@@ -107,8 +102,7 @@ struct ColumnSums {
   // Converts sums of distances from `start`, and of their squares. No pixels have a mean of 0.
   AT_DEVICE static void to_moments(Part& part, const float (&start)[kVector], int count) {
     const float share = count ? 1.f / count : 0.f;
-#pragma unroll
-    for (int e = 0; e < kVector; ++e) {
+    AT_UNROLL for (int e = 0; e < kVector; ++e) {
       const float distance = part.first[e] * share;
       part.second[e] -= part.first[e] * distance;
       part.first[e] = start[e] + distance;
@@ -117,10 +111,8 @@ struct ColumnSums {
 
   // Adds up over the lanes of a block; the first `kColumns` threads receive the sums.
   AT_DEVICE static void over_block(Part& part, float* shared) {
-#pragma unroll
-    for (int distance = Plan::kColumns; distance < 32; distance *= 2) {
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) {
+    AT_UNROLL for (int distance = Plan::kColumns; distance < 32; distance *= 2) {
+      AT_UNROLL for (int e = 0; e < kVector; ++e) {
         part.first[e] += __shfl_xor_sync(0xffffffffu, part.first[e], distance);
         part.second[e] += __shfl_xor_sync(0xffffffffu, part.second[e], distance);
       }
@@ -128,16 +120,13 @@ struct ColumnSums {
     const int warp = threadIdx.x / 32, column = threadIdx.x % 32;
     if (warp && column < Plan::kColumns) {
       float* const to = shared + (warp * Plan::kColumns + column) * kRow;
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) to[e] = part.first[e], to[kVector + e] = part.second[e];
+      AT_UNROLL for (int e = 0; e < kVector; ++e) to[e] = part.first[e], to[kVector + e] = part.second[e];
     }
     __syncthreads();
     if (threadIdx.x >= Plan::kColumns) return;
-#pragma unroll 1
-    for (int other = 1; other < kWarps; ++other) {
+    AT_NO_UNROLL for (int other = 1; other < kWarps; ++other) {
       const float* const from = shared + (other * Plan::kColumns + column) * kRow;
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) part.first[e] += from[e], part.second[e] += from[kVector + e];
+      AT_UNROLL for (int e = 0; e < kVector; ++e) part.first[e] += from[e], part.second[e] += from[kVector + e];
     }
   }
 };

@@ -35,7 +35,7 @@ struct ImageConv2d : ImageStem<Config> {
   using Base = ImageStem<Config>;
   using typename Base::Convolution, typename Base::Copier, typename Base::Element, typename Base::Excitation;
   using typename Base::Folded, typename Base::Kept, typename Base::Params, typename Base::Part, typename Base::Place;
-  using typename Base::Problem, typename Base::Stem, typename Base::Sums, typename Base::Weights;
+  using typename Base::Problem, typename Base::Stem, typename Base::Accum, typename Base::Weights;
   using Base::clear, Base::exchange, Base::fill_patch, Base::find_rows, Base::kBlock, Base::kBlocks, Base::kColumns;
   using Base::kFirstGate, Base::kFolded, Base::kGated, Base::kHalfChunks, Base::kHiddenTiles, Base::kK, Base::kM;
   using Base::kN, Base::kOwn, Base::kRowBytes, Base::kSlices;
@@ -44,87 +44,77 @@ struct ImageConv2d : ImageStem<Config> {
   using Base::kY, Base::load_patch, Base::multiply, Base::over, Base::take;
 
   // Returns the index of the output pixel that pixel m of the tile is, or -1 if m lies outside of the output.
-  AT_DEVICE static int output_pixel(const Convolution& x, const Place& at, int m) {
-    const int image = over(m, x.by_tile), rest = m - image * x.tile_p * x.tile_q, row = over(rest, x.by_q);
-    const int n = at.image + image, p = at.row + row, q = at.column + rest - row * x.tile_q;
-    const bool there = image < x.images && n < x.a.n && p < x.a.p && q < x.a.q;
-    return there ? (n * x.a.p + p) * x.a.q + q : -1;
+  AT_DEVICE static int output_pixel(const Convolution& params, const Place& at, int m) {
+    const int image = over(m, params.by_tile), rest = m - image * params.tile_p * params.tile_q,
+              row = over(rest, params.by_q);
+    const int n = at.image + image, p = at.row + row, q = at.column + rest - row * params.tile_q;
+    const bool there = image < params.images && n < params.a.n && p < params.a.p && q < params.a.q;
+    return there ? (n * params.a.p + p) * params.a.q + q : -1;
   }
 
   // kept: the stem's values to be added to the output; only used if kStem.
-  AT_DEVICE static void finish(const Params& x, const Place& at, const Part& part, const Sums& sums, const Kept& kept,
-                               char* shared) {
-    const Problem& a = x.a;
+  AT_DEVICE static void finish(const Params& params, const Place& at, const Part& part, const Accum& accum,
+                               const Kept& kept, char* shared) {
+    const Problem& a = params.a;
     float own[kOwn][2][kVector];
     if constexpr (kSlices > 1) {
-      exchange(part, sums, own, shared);
+      exchange(part, accum, own, shared);
     } else {
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) take(own[i], sums, i / kColumns, i % kColumns);
+    AT_UNROLL for (int i = 0; i < kOwn; ++i) take(own[i], accum, i / kColumns, i % kColumns);
     }
     int block[kOwn], column[kOwn], pixels[kOwn][2];
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+    AT_UNROLL for (int i = 0; i < kOwn; ++i) {
       const int piece = i * kSlices + (kSlices > 1 ? part.slice : 0);
       block[i] = part.m / 16 + piece / kColumns, column[i] = part.n + piece % kColumns * 32 + part.lane % 4 * kVector;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        pixels[i][half] = output_pixel(x, at, block[i] * 16 + 8 * half + part.lane / 4);
+      AT_UNROLL for (int half = 0; half < 2; ++half) {
+        pixels[i][half] = output_pixel(params, at, block[i] * 16 + 8 * half + part.lane / 4);
         if (at.channel + column[i] >= a.k) pixels[i][half] = -1;
       }
     }
     constexpr int kEarly = kOwn < 2 ? kOwn : 2;
     typename Config::Steps::Fetched fetched[kEarly][2];
     const auto fetch = [&](int i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
+      AT_UNROLL for (int half = 0; half < 2; ++half)
         if (pixels[i][half] >= 0)
-          Config::Steps::fetch(fetched[i % kEarly][half], x.p.p,
+          Config::Steps::fetch(fetched[i % kEarly][half], params.p.p,
                                (int64_t)pixels[i][half] * a.k + at.channel + column[i]);
     };
-#pragma unroll
-    for (int i = 0; i < kEarly; ++i) fetch(i);
-    if constexpr (kGated || kFolded) apply_before(x, x.p.p, at, own, column);
-    if constexpr (kGated) scale(x, part, own, block, column, shared + x.gate_place);
-    if constexpr (kFolded) scale_folded(x, part, sums, own, column, shared);
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
+    AT_UNROLL for (int i = 0; i < kEarly; ++i) fetch(i);
+    if constexpr (kGated || kFolded) apply_before(params, params.p.p, at, own, column);
+    if constexpr (kGated) scale(params, part, own, block, column, shared + params.gate_place);
+    if constexpr (kFolded) scale_folded(params, part, accum, own, column, shared);
+    AT_UNROLL for (int i = 0; i < kOwn; ++i) {
+      AT_UNROLL for (int half = 0; half < 2; ++half) {
         if (pixels[i][half] < 0) continue;
         const int channel = at.channel + column[i];
         const int64_t offset = (int64_t)pixels[i][half] * a.k + channel;
-        if constexpr (kStem) Config::Steps::add_kept(own[i][half], x.p.p, a.scalars, channel, kept[i][half]);
-        Config::Steps::apply(own[i][half], x.p.p, a.scalars, channel, offset, fetched[i % kEarly][half]);
-        store(own[i][half], (Element*)x.p.p[kY] + offset);
+        if constexpr (kStem) Config::Steps::add_kept(own[i][half], params.p.p, a.scalars, channel, kept[i][half]);
+        Config::Steps::apply(own[i][half], params.p.p, a.scalars, channel, offset, fetched[i % kEarly][half]);
+        store(own[i][half], (Element*)params.p.p[kY] + offset);
       }
       if (i + kEarly < kOwn) fetch(i + kEarly);
     }
   }
 
   // Applies the steps before the gate.
-  AT_DEVICE static void apply_before(const Convolution& x, void* const* p, const Place& at,
+  AT_DEVICE static void apply_before(const Convolution& params, void* const* p, const Place& at,
                                      float (&own)[kOwn][2][kVector], const int (&column)[kOwn]) {
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i)
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-        if (at.channel + column[i] < x.a.k) Config::Steps::before(own[i][half], p, x.a.scalars, at.channel + column[i]);
+    AT_UNROLL for (int i = 0; i < kOwn; ++i)
+      AT_UNROLL for (int half = 0; half < 2; ++half)
+        if (at.channel + column[i] < params.a.k) Config::Steps::before(own[i][half], p, params.a.scalars, at.channel + column[i]);
   }
 
-  AT_DEVICE static Folded folded(const Convolution& x, char* shared) {
-    return {x.a.p * x.a.q, x.hidden, x.pixel_weight, x.slabs, shared + x.gate_place};
+  AT_DEVICE static Folded folded(const Convolution& params, char* shared) {
+    return {params.a.p * params.a.q, params.hidden, params.pixel_weight, params.slabs, shared + params.gate_place};
   }
 
   // Applies the gate with a folded squeeze. Each slice holds partial sums of the hidden values, over its own channels.
-  AT_DEVICE static void scale_folded(const Convolution& x, const Part& part, const Sums& sums,
+  AT_DEVICE static void scale_folded(const Convolution& params, const Part& part, const Accum& accum,
                                      float (&own)[kOwn][2][kVector], const int (&column)[kOwn], char* shared) {
     float2 total[kBlocks][kHiddenTiles];
-#pragma unroll
-    for (int m = 0; m < kBlocks; ++m)
-#pragma unroll
-      for (int j = 0; j < kHiddenTiles; ++j) {
-        const float (&v)[4] = sums[m][4 * kColumns + j];
+    AT_UNROLL for (int m = 0; m < kBlocks; ++m)
+      AT_UNROLL for (int j = 0; j < kHiddenTiles; ++j) {
+        const float (&v)[4] = accum[m][4 * kColumns + j];
         total[m][j] = make_float2(v[0] + v[2], v[1] + v[3]);
       }
     const int warp = ptx::warp_uniform(threadIdx.x / 32);
@@ -132,15 +122,12 @@ struct ImageConv2d : ImageStem<Config> {
       float2* memory =
           (float2*)(shared + kSlices * kM * kN * 4) + (warp % kWarps) * kBlocks * kHiddenTiles * 32 + part.lane;
       constexpr int kSlice = kWarps * kBlocks * kHiddenTiles * 32;
-#pragma unroll
-      for (int i = 0; i < kBlocks * kHiddenTiles; ++i)
+      AT_UNROLL for (int i = 0; i < kBlocks * kHiddenTiles; ++i)
         memory[part.slice * kSlice + i * 32] = total[i / kHiddenTiles][i % kHiddenTiles];
       __syncthreads();
-#pragma unroll
-      for (int i = 0; i < kBlocks * kHiddenTiles; ++i) {
+      AT_UNROLL for (int i = 0; i < kBlocks * kHiddenTiles; ++i) {
         float2 sum = {0.f, 0.f};
-#pragma unroll
-        for (int slice = 0; slice < kSlices; ++slice) {
+        AT_UNROLL for (int slice = 0; slice < kSlices; ++slice) {
           const float2 other = memory[slice * kSlice + i * 32];
           sum.x += other.x, sum.y += other.y;
         }
@@ -148,125 +135,115 @@ struct ImageConv2d : ImageStem<Config> {
       }
     }
     wait_for_all_copies();
-    folded(x, shared).each_block(
+    folded(params, shared).each_block(
         total, warp, part.m / 16, 1, part.n == 0 && part.slice == 0, [] { __syncthreads(); },
         [&](int m, const float* gates) {
-#pragma unroll
-          for (int i = 0; i < kOwn; ++i) {
+          AT_UNROLL for (int i = 0; i < kOwn; ++i) {
             const int piece = i * kSlices + (kSlices > 1 ? part.slice : 0);
             if (piece / kColumns != m) continue;
             float factor[kVector];
             load(factor, gates + column[i]);
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-#pragma unroll
-              for (int e = 0; e < kVector; ++e) own[i][half][e] *= factor[e];
+            AT_UNROLL for (int half = 0; half < 2; ++half)
+              AT_UNROLL for (int e = 0; e < kVector; ++e) own[i][half][e] *= factor[e];
           }
         });
   }
 
   // Applies the gate that is computed from the sums themselves.
-  AT_DEVICE static void scale(const Convolution& x, const Part& part, float (&own)[kOwn][2][kVector],
+  AT_DEVICE static void scale(const Convolution& params, const Part& part, float (&own)[kOwn][2][kVector],
                               const int (&block)[kOwn], const int (&column)[kOwn], char* memory) {
-    const Excitation gate(x.a.p * x.a.q, x.hidden);
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+    const Excitation gate(params.a.p * params.a.q, params.hidden);
+    AT_UNROLL for (int i = 0; i < kOwn; ++i) {
       float v[2][kVector];
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) v[half][e] = own[i][half][e];
+      AT_UNROLL for (int half = 0; half < 2; ++half)
+        AT_UNROLL for (int e = 0; e < kVector; ++e) v[half][e] = own[i][half][e];
       gate.collect(v, memory, block[i], column[i]);
     }
-    gate.excite(memory, 0, x.a.k, 0, 0, [](int peer) { return peer; });
+    gate.excite(memory, 0, params.a.k, 0, 0, [](int peer) { return peer; });
     const float* gates = (const float*)(memory + gate.mean());
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
+    AT_UNROLL for (int i = 0; i < kOwn; ++i)
+      AT_UNROLL for (int half = 0; half < 2; ++half) {
         float factor[kVector];
-        load(factor, gates + over(block[i] * 16 + 8 * half + part.lane / 4, x.by_tile) * kN + column[i]);
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) own[i][half][e] *= factor[e];
+        load(factor, gates + over(block[i] * 16 + 8 * half + part.lane / 4, params.by_tile) * kN + column[i]);
+        AT_UNROLL for (int e = 0; e < kVector; ++e) own[i][half][e] *= factor[e];
       }
   }
 
-  AT_DEVICE static void run(const Params& x, char* shared) {
-    const Place at(x);
+  AT_DEVICE static void run(const Params& params, char* shared) {
+    const Place at(params);
     const Part part;
-    const Copier copier(x);
-    const uint32_t memory = ptx::cast_smem_ptr_to_uint(shared), ring = memory + x.patches * x.patch_bytes;
+    const Copier copier(params);
+    const uint32_t memory = ptx::cast_smem_ptr_to_uint(shared), ring = memory + params.patches * params.patch_bytes;
 
-    Weights weights(x, x.p.p + kWeight, at, ring);
-    const Element* input = (const Element*)x.p.p[kX];
-#pragma unroll
-    for (int i = 0; i < kStages - 1; ++i) weights.load_step(x);
+    Weights weights(params, params.p.p + kWeight, at, ring);
+    const Element* input = (const Element*)params.p.p[kX];
+    AT_UNROLL for (int i = 0; i < kStages - 1; ++i) weights.load_step(params);
     if constexpr (kGated)
-      Excitation(x.a.p * x.a.q, x.hidden)
-          .load_weights(shared + x.gate_place, x.p.p + kFirstGate, 0, x.a.k, threadIdx.x);
-    if constexpr (kFolded) folded(x, shared).load_weights(x.p.p + kFirstGate + 1, at.channel, x.a.k, threadIdx.x);
-    if constexpr (kStem) clear(memory, 2 * x.patch_bytes);
-    else if constexpr (kBlock) clear(memory + x.patch_bytes, x.patch_bytes);
-    Sums sums = {};
+      Excitation(params.a.p * params.a.q, params.hidden)
+          .load_weights(shared + params.gate_place, params.p.p + kFirstGate, 0, params.a.k, threadIdx.x);
+    if constexpr (kFolded) folded(params, shared).load_weights(params.p.p + kFirstGate + 1, at.channel, params.a.k, threadIdx.x);
+    if constexpr (kStem) clear(memory, 2 * params.patch_bytes);
+    else if constexpr (kBlock) clear(memory + params.patch_bytes, params.patch_bytes);
+    Accum accum = {};
     Kept kept;
     if constexpr (kStem) {
       Stem stem;
-      stem.read_weights(x, part);
+      stem.read_weights(params, part);
       __syncthreads();  // all threads have cleared the patch
       griddepcontrol_wait();
-      if (x.stem.channels_last()) stem.template read<true>(x, at, part);
-      else stem.template read<false>(x, at, part);
-      stem.multiply(sums);
-      fill_patch(x, part, sums, memory, [&](float (&v)[kVector], int piece, int half, int channel) {
-        Config::Steps::stem(v, kept[piece][half], x.p.p, x.a.scalars, channel);
+      if (params.stem.channels_last()) stem.template read<true>(params, at, part);
+      else stem.template read<false>(params, at, part);
+      stem.multiply(accum);
+      fill_patch(params, part, accum, memory, [&](float (&v)[kVector], int piece, int half, int channel) {
+        Config::Steps::stem(v, kept[piece][half], params.p.p, params.a.scalars, channel);
       });
     } else {
       griddepcontrol_wait();
-      load_patch(x, input, at, copier, 0, memory);
+      load_patch(params, input, at, copier, 0, memory);
     }
     commit_copies();
     if constexpr (!kBlock)
-      for (int i = 1; i < x.patches; ++i) load_patch(x, input, at, copier, i, memory + i * x.patch_bytes);
+      for (int i = 1; i < params.patches; ++i) load_patch(params, input, at, copier, i, memory + i * params.patch_bytes);
     commit_copies();
 
     int pixels[kBlocks];
-    find_rows(x, part, pixels);
+    find_rows(params, part, pixels);
 
     int chunk = 0, tap = 0, slot = 0, patch = 0;  // of this step; slot and patch: the buffers that it reads
-    for (int step = 0; step < x.steps; ++step) {
+    for (int step = 0; step < params.steps; ++step) {
       if (step == 0) wait_for_copies<1>();
       else wait_for_copies<kStages - 2>();
       __syncthreads();
       const auto copies = [&] {
-        weights.load_step(x);
+        weights.load_step(params);
         if (!kBlock && tap == 0 && chunk > 0 &&
-            chunk + x.patches - 1 < x.chunks) {  // all threads have read the previous chunk's patch
-          const int freed = patch == 0 ? x.patches - 1 : patch - 1;
-          load_patch(x, input, at, copier, chunk + x.patches - 1, memory + freed * x.patch_bytes);
+            chunk + params.patches - 1 < params.chunks) {  // all threads have read the previous chunk's patch
+          const int freed = patch == 0 ? params.patches - 1 : patch - 1;
+          load_patch(params, input, at, copier, chunk + params.patches - 1, memory + freed * params.patch_bytes);
         }
         commit_copies();
       };
-      const uint32_t read = memory + patch * x.patch_bytes, filters = ring + slot * kStageBytes;
+      const uint32_t read = memory + patch * params.patch_bytes, filters = ring + slot * kStageBytes;
       if constexpr (kHalfChunks) {
-        if (x.a.c - chunk * kK <= kK / 2)
-          Base::template multiply<kTaps, kRowBytes / 2>(x, part, pixels, read, filters, tap, sums, copies);
-        else multiply(x, part, pixels, read, filters, tap, sums, copies);
+        if (params.a.c - chunk * kK <= kK / 2)
+          Base::template multiply<kTaps, kRowBytes / 2>(params, part, pixels, read, filters, tap, accum, copies);
+        else multiply(params, part, pixels, read, filters, tap, accum, copies);
       } else {
-        multiply(x, part, pixels, read, filters, tap, sums, copies);
+        multiply(params, part, pixels, read, filters, tap, accum, copies);
       }
       if (++slot == kStages) slot = 0;
-      if ((tap += kTaps) == x.taps) {
+      if ((tap += kTaps) == params.taps) {
         tap = 0, ++chunk;
-        if (++patch == x.patches) patch = 0;
+        if (++patch == params.patches) patch = 0;
         if constexpr (kBlock)
           if (chunk == 1)
-            fill_patch(x, part, sums, memory + x.patch_bytes, [&](float (&v)[kVector], int, int, int channel) {
-              Config::Steps::inner(v, x.p.p, x.a.scalars, channel);
+            fill_patch(params, part, accum, memory + params.patch_bytes, [&](float (&v)[kVector], int, int, int channel) {
+              Config::Steps::inner(v, params.p.p, params.a.scalars, channel);
             });
       }
     }
     launch_dependents();
-    finish(x, at, part, sums, kept, shared);
+    finish(params, at, part, accum, kept, shared);
   }
 };
 

@@ -109,25 +109,25 @@ struct Conv2dPair {
     if ((kWhole >= 1 && (a.q > kTileW || needed(a.hidden_w, a.q, a.pad_w) > kHiddenW)) ||
         (kWhole == 2 && (a.p > kTileH || needed(a.hidden_h, a.p, a.pad_h) > kHiddenH)))
       return refused(out, "the tile must hold the whole image along the axes that the kernel is compiled for");
-    Params x;
-    x.a = a;
-    x.tiles_h = ceil_div(a.p, kTileH), x.tiles_w = ceil_div(a.q, kTileW);
-    x.channels[0] = a.c, x.channels[1] = a.hidden;
-    x.depth[0] = kFilter1 * kFilter1 * a.c, x.depth[1] = kTaps * a.hidden;
-    x.slices[0] = ceil_div(a.hidden, kN), x.slices[1] = ceil_div(a.k, kN);
-    x.input = {0, 0, 0, 0};
-    if (kPatch) x.input = Patch::template make<kInputH, kInputW, kStride1, kHiddenH, kHiddenW>(a.c);
-    x.hidden = Patch::template make<kHaloH, kHaloW, kStride, kTileH, kTileW>(a.hidden);
+    Params params;
+    params.a = a;
+    params.tiles_h = ceil_div(a.p, kTileH), params.tiles_w = ceil_div(a.q, kTileW);
+    params.channels[0] = a.c, params.channels[1] = a.hidden;
+    params.depth[0] = kFilter1 * kFilter1 * a.c, params.depth[1] = kTaps * a.hidden;
+    params.slices[0] = ceil_div(a.hidden, kN), params.slices[1] = ceil_div(a.k, kN);
+    params.input = {0, 0, 0, 0};
+    if (kPatch) params.input = Patch::template make<kInputH, kInputW, kStride1, kHiddenH, kHiddenW>(a.c);
+    params.hidden = Patch::template make<kHaloH, kHaloW, kStride, kTileH, kTileW>(a.hidden);
     for (int i = 0; i < 10; ++i) {
       const int r1 = i / kFilter1, r2 = i / kFilter;
-      x.taps[0][i] = r1 * x.input.row + place<kStride1, kInputW>(i % kFilter1) * x.input.pixel;
-      x.taps[1][i] = r2 * x.hidden.row + place<kStride, kHaloW>(i % kFilter) * x.hidden.pixel;
+      params.taps[0][i] = r1 * params.input.row + place<kStride1, kInputW>(i % kFilter1) * params.input.pixel;
+      params.taps[1][i] = r2 * params.hidden.row + place<kStride, kHaloW>(i % kFilter) * params.hidden.pixel;
     }
-    x.ring = x.input.bytes + x.hidden.bytes;
-    const int64_t bytes = (int64_t)x.ring + kStages * kStageBytes + 4 * kListed;
+    params.ring = params.input.bytes + params.hidden.bytes;
+    const int64_t bytes = (int64_t)params.ring + kStages * kStageBytes + 4 * kListed;
     if (bytes > AT_MAX_SHARED_BYTES) return refused(out, "the block needs more shared memory than there is");
-    const int blocks = ceil_div(a.n, kImages) * x.tiles_h * x.tiles_w;
-    prepared(out, x, blocks, 1, 1, kThreads, (int)bytes, 0);
+    const int blocks = ceil_div(a.n, kImages) * params.tiles_h * params.tiles_w;
+    prepared(out, params, blocks, 1, 1, kThreads, (int)bytes, 0);
   }
 
   // Returns how many hidden rows or columns of the image the outputs read.
@@ -138,10 +138,10 @@ struct Conv2dPair {
   // The tile of a block: its first image and output pixel, and the first hidden pixel that it computes.
   struct Tile {
     int image, p, q, top, left;
-    AT_DEVICE explicit Tile(const Params& x) {
-      const int column = blockIdx.x % x.tiles_w, rest = blockIdx.x / x.tiles_w;
-      image = rest / x.tiles_h * kImages, p = rest % x.tiles_h * kTileH, q = column * kTileW;
-      top = kWhole == 2 ? 0 : p * kStride - x.a.pad_h, left = kWhole >= 1 ? 0 : q * kStride - x.a.pad_w;
+    AT_DEVICE explicit Tile(const Params& params) {
+      const int column = blockIdx.x % params.tiles_w, rest = blockIdx.x / params.tiles_w;
+      image = rest / params.tiles_h * kImages, p = rest % params.tiles_h * kTileH, q = column * kTileW;
+      top = kWhole == 2 ? 0 : p * kStride - params.a.pad_h, left = kWhole >= 1 ? 0 : q * kStride - params.a.pad_w;
     }
   };
 
@@ -168,33 +168,31 @@ struct Conv2dPair {
   struct Loader {
     int part = 0, slice = 0, pass = 0, k = 0, slot = 0;
 
-    AT_DEVICE void advance(const Params& x) {
+    AT_DEVICE void advance(const Params& params) {
       if (++slot == kStages) slot = 0;
-      if (part > 1 || (k += kDepth) < x.depth[part]) return;
+      if (part > 1 || (k += kDepth) < params.depth[part]) return;
       k = 0;
       if (++pass < (part ? Second::kPasses : First::kPasses)) return;
       pass = 0;
-      if (++slice < x.slices[part]) return;
+      if (++slice < params.slices[part]) return;
       slice = 0, ++part;
     }
 
     // Starts to copy the step's weights; zeros where there is no such filter or weight. Filters are in such an order
     // that the sums of a thread belong to kVector neighbouring channels.
-    AT_DEVICE void weights(const Params& x, uint32_t ring) const {
+    AT_DEVICE void weights(const Params& params, uint32_t ring) const {
       if (part > 1) return;
-      const Element* from = (const Element*)x.p.p[part ? kWeight2 : kWeight1];
-      const int depth = x.depth[part], filters = part ? x.a.k : x.a.hidden;
+      const Element* from = (const Element*)params.p.p[part ? kWeight2 : kWeight1];
+      const int depth = params.depth[part], filters = part ? params.a.k : params.a.hidden;
       const uint32_t to = ring + slot * kStageBytes + 16 * (threadIdx.x % kLanes);
       const int unit = threadIdx.x % kLanes, left = depth - k - 8 * unit;
-#pragma unroll
-      for (int i = 0; i < (kN + kCopied - 1) / kCopied; ++i) {
+      AT_UNROLL for (int i = 0; i < (kN + kCopied - 1) / kCopied; ++i) {
         const int row = i * kCopied + threadIdx.x / kLanes, filter = slice * kN + row;
         if (kN % kCopied && row >= kN) break;
         constexpr int kBlock = 8 * kGroup;
         const int at = row / kBlock * kBlock + row % kVector / 2 * 8 + row % kBlock / kVector * 2 + row % 2;
         const Element* source = from + (int64_t)(filter < filters ? filter : 0) * depth + k + 8 * unit;
-#pragma unroll
-        for (int u = 0; u < kUnits; u += kLanes) {
+        AT_UNROLL for (int u = 0; u < kUnits; u += kLanes) {
           const bool inside = filter < filters && 8 * u < left;
           copy_async(to + at * kPitch + 16 * u, inside ? source + 8 * u : from, 16, inside);
         }
@@ -202,19 +200,17 @@ struct Conv2dPair {
     }
 
     // Starts to copy the step's input of a 1x1 convolution.
-    AT_DEVICE void input(const Params& x, const int* pixels, uint32_t ring) const {
+    AT_DEVICE void input(const Params& params, const int* pixels, uint32_t ring) const {
       if (kPatch || part > 0) return;
-      const Element* from = (const Element*)x.p.p[kX];
-      const int unit = threadIdx.x % kLanes, left = x.a.c - k - 8 * unit;
+      const Element* from = (const Element*)params.p.p[kX];
+      const int unit = threadIdx.x % kLanes, left = params.a.c - k - 8 * unit;
       const uint32_t to = ring + slot * kStageBytes + kN * kPitch + 16 * unit;
-#pragma unroll
-      for (int i = 0; i < (First::kM + kCopied - 1) / kCopied; ++i) {
+      AT_UNROLL for (int i = 0; i < (First::kM + kCopied - 1) / kCopied; ++i) {
         const int row = i * kCopied + threadIdx.x / kLanes;
         if (First::kM % kCopied && row >= First::kM) break;
         const int pixel = pixels[pass * First::kM + row];
-        const Element* source = from + (int64_t)max(pixel, 0) * x.a.c + k + 8 * unit;
-#pragma unroll
-        for (int u = 0; u < kUnits; u += kLanes) {
+        const Element* source = from + (int64_t)max(pixel, 0) * params.a.c + k + 8 * unit;
+        AT_UNROLL for (int u = 0; u < kUnits; u += kLanes) {
           const bool inside = pixel >= 0 && 8 * u < left;
           copy_async(to + row * kPitch + 16 * u, inside ? source + 8 * u : from, 16, inside);
         }
@@ -223,94 +219,92 @@ struct Conv2dPair {
   };
 
   // Finds the input pixels of a 1x1 convolution: their indices in x, or -1 outside of the image.
-  AT_DEVICE static void find_pixels(const Params& x, const Tile& tile, int* pixels) {
+  AT_DEVICE static void find_pixels(const Params& params, const Tile& tile, int* pixels) {
     for (int m = threadIdx.x; m < kListed; m += kThreads) {
       const Pixel<First> own(m);
-      const int n = tile.image + own.image, h = (tile.top + own.row) * kStride1 - x.a.first_pad_h,
-                w = (tile.left + own.column) * kStride1 - x.a.first_pad_w;
-      const bool inside = m < First::kPixels && n < x.a.n && h >= 0 && h < x.a.h && w >= 0 && w < x.a.w;
-      pixels[m] = inside ? (n * x.a.h + h) * x.a.w + w : -1;
+      const int n = tile.image + own.image, h = (tile.top + own.row) * kStride1 - params.a.first_pad_h,
+                w = (tile.left + own.column) * kStride1 - params.a.first_pad_w;
+      const bool inside = m < First::kPixels && n < params.a.n && h >= 0 && h < params.a.h && w >= 0 && w < params.a.w;
+      pixels[m] = inside ? (n * params.a.h + h) * params.a.w + w : -1;
     }
   }
 
   // Starts to copy the input of a 3x3 convolution, with zeros outside of the image.
-  AT_DEVICE static void load_patch(const Params& x, const Tile& tile, uint32_t to) {
-    const int units = x.a.c / 8, top = tile.top * kStride1 - x.a.first_pad_h,
-              left = tile.left * kStride1 - x.a.first_pad_w;
+  AT_DEVICE static void load_patch(const Params& params, const Tile& tile, uint32_t to) {
+    const int units = params.a.c / 8, top = tile.top * kStride1 - params.a.first_pad_h,
+              left = tile.left * kStride1 - params.a.first_pad_w;
     for (int i = threadIdx.x; i < kImages * kInputH * kInputW * units; i += kThreads) {
       const int pixel = i / units, unit = i - pixel * units;
       const int image = pixel / (kInputH * kInputW), row = pixel / kInputW % kInputH, column = pixel % kInputW;
       const int n = tile.image + image, h = top + row, w = left + column;
-      const bool inside = n < x.a.n && h >= 0 && h < x.a.h && w >= 0 && w < x.a.w;
-      const int64_t offset = inside ? ((int64_t)(n * x.a.h + h) * x.a.w + w) * x.a.c + 8 * unit : 0;
+      const bool inside = n < params.a.n && h >= 0 && h < params.a.h && w >= 0 && w < params.a.w;
+      const int64_t offset = inside ? ((int64_t)(n * params.a.h + h) * params.a.w + w) * params.a.c + 8 * unit : 0;
       copy_async(
-          to + image * x.input.image + row * x.input.row + place<kStride1, kInputW>(column) * x.input.pixel + 16 * unit,
-          (const Element*)x.p.p[kX] + offset, 16, inside);
+          to + image * params.input.image + row * params.input.row + place<kStride1, kInputW>(column) * params.input.pixel + 16 * unit,
+          (const Element*)params.p.p[kX] + offset, 16, inside);
     }
   }
 
-  AT_DEVICE static void run(const Params& x, char* shared) {
-    const Tile tile(x);
+  AT_DEVICE static void run(const Params& params, char* shared) {
+    const Tile tile(params);
     const Warp warp;
-    const uint32_t memory = ptx::cast_smem_ptr_to_uint(shared), ring = memory + x.ring;
-    const uint32_t hidden = memory + x.input.bytes;
-    int* pixels = (int*)(shared + x.ring + kStages * kStageBytes);
+    const uint32_t memory = ptx::cast_smem_ptr_to_uint(shared), ring = memory + params.ring;
+    const uint32_t hidden = memory + params.input.bytes;
+    int* pixels = (int*)(shared + params.ring + kStages * kStageBytes);
     Loader loader;
-#pragma unroll
-    for (int i = 0; i < kStages - 1; ++i) {
-      loader.weights(x, ring);
-      loader.advance(x);
+    AT_UNROLL for (int i = 0; i < kStages - 1; ++i) {
+      loader.weights(params, ring);
+      loader.advance(params);
     }
     if constexpr (kWhole > 0)  // the border, which no pixel is written to
-      for (int i = 16 * threadIdx.x; i < x.hidden.bytes; i += 16 * kThreads)
+      for (int i = 16 * threadIdx.x; i < params.hidden.bytes; i += 16 * kThreads)
         ptx::st_shared(hidden + i, make_uint4(0, 0, 0, 0));
     if constexpr (!kPatch) {
-      find_pixels(x, tile, pixels);
+      find_pixels(params, tile, pixels);
       __syncthreads();
     }
     griddepcontrol_wait();
-    if constexpr (kPatch) load_patch(x, tile, memory);
+    if constexpr (kPatch) load_patch(params, tile, memory);
     Loader early;
-#pragma unroll
-    for (int i = 0; i < kStages - 1; ++i) {
-      early.input(x, pixels, ring);
-      early.advance(x);
+    AT_UNROLL for (int i = 0; i < kStages - 1; ++i) {
+      early.input(params, pixels, ring);
+      early.advance(params);
       commit_copies();
     }
     int slot = 0;  // the buffer that is multiplied next
     convolve<0, First>(
-        x, pixels, warp, loader, slot, memory, ring, [](int, int) {},
-        [&](auto& sums, int slice, int pass) {
-          write_hidden(x, tile, warp, sums, slice, pass, shared + x.input.bytes);
+        params, pixels, warp, loader, slot, memory, ring, [](int, int) {},
+        [&](auto& accum, int slice, int pass) {
+          write_hidden(params, tile, warp, accum, slice, pass, shared + params.input.bytes);
         });
     Output output;
     convolve<1, Second>(
-        x, pixels, warp, loader, slot, hidden, ring,
+        params, pixels, warp, loader, slot, hidden, ring,
         [&](int slice, int pass) {
-          if (Output::kEarly) output.begin(x, tile, warp, slice, pass);
+          if (Output::kEarly) output.begin(params, tile, warp, slice, pass);
         },
-        [&](auto& sums, int slice, int pass) {
-          if (slice + 1 == x.slices[1] && pass + 1 == Second::kPasses) launch_dependents();
-          output.finish(x, tile, warp, sums, slice, pass);
+        [&](auto& accum, int slice, int pass) {
+          if (slice + 1 == params.slices[1] && pass + 1 == Second::kPasses) launch_dependents();
+          output.finish(params, tile, warp, accum, slice, pass);
         });
   }
 
  private:
   // Runs a convolution; calls begin(slice, pass) before the products of each pass, and finish(sums, slice, pass).
   template <int kIndex, typename Of, typename Begin, typename Finish>
-  AT_DEVICE static void convolve(const Params& x, const int* pixels, const Warp& warp, Loader& loader, int& slot,
+  AT_DEVICE static void convolve(const Params& params, const int* pixels, const Warp& warp, Loader& loader, int& slot,
                                  uint32_t patch, uint32_t ring, const Begin& begin, const Finish& finish) {
     constexpr bool kFromRing = kIndex == 0 && !kPatch;
-    const int lane = warp.lane, depth = x.depth[kIndex], each = x.channels[kIndex] / 16;
+    const int lane = warp.lane, depth = params.depth[kIndex], each = params.channels[kIndex] / 16;
     // ldmatrix: the row of 8 elements whose address a lane passes.
     const uint32_t filters = ring + (warp.n + lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16;
-    for (int slice = 0; slice < x.slices[kIndex]; ++slice)
+    for (int slice = 0; slice < params.slices[kIndex]; ++slice)
       for (int pass = 0; pass < Of::kPasses; ++pass) {
         const int first = (pass * kWarpsM + warp.m) * Of::kRows;  // the warp's first block of 16 pixels
         uint32_t rows[Of::kRows];
-        find_rows<kIndex, Of>(x, warp, first, kFromRing ? ring + kN * kPitch : patch, rows);
+        find_rows<kIndex, Of>(params, warp, first, kFromRing ? ring + kN * kPitch : patch, rows);
         begin(slice, pass);
-        float sums[Of::kRows][kWarpN / 8][4] = {};
+        float accum[Of::kRows][kWarpN / 8][4] = {};
         int tap = 0, left = each, offset = 0;  // of the next product: its tap, products left of it, place in the patch
         for (int k = 0; k < depth; k += kDepth) {
           wait_for_copies<kStages - 2>();
@@ -320,50 +314,43 @@ struct Conv2dPair {
           const auto multiply = [&](int step) {
             uint32_t a[Of::kRows][4], b[kWarpN / 16][4];
             const uint32_t from = kFromRing ? stage + 32 * step : offset;
-#pragma unroll
-            for (int m = 0; m < Of::kRows; ++m) load_matrices(a[m], rows[m] + from);
-#pragma unroll
-            for (int n = 0; n < kWarpN / 16; ++n) load_matrices(b[n], filters + stage + n * 16 * kPitch + 32 * step);
-#pragma unroll
-            for (int m = 0; m < Of::kRows; ++m)
-#pragma unroll
-              for (int n = 0; n < kWarpN / 8; ++n)
-                mma<Element>(sums[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+            AT_UNROLL for (int m = 0; m < Of::kRows; ++m) load_matrices(a[m], rows[m] + from);
+            AT_UNROLL for (int n = 0; n < kWarpN / 16; ++n) load_matrices(b[n], filters + stage + n * 16 * kPitch + 32 * step);
+            AT_UNROLL for (int m = 0; m < Of::kRows; ++m)
+              AT_UNROLL for (int n = 0; n < kWarpN / 8; ++n)
+                mma<Element>(accum[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
             if constexpr (!kFromRing) {
               offset += 32;
-              if (--left == 0) left = each, offset = x.taps[kIndex][++tap];
+              if (--left == 0) left = each, offset = params.taps[kIndex][++tap];
             }
           };
           if (works) multiply(0);
           // The next copies overwrite the step before this one, which all threads have multiplied.
-          loader.weights(x, ring);
-          loader.input(x, pixels, ring);
-          loader.advance(x);
+          loader.weights(params, ring);
+          loader.input(params, pixels, ring);
+          loader.advance(params);
           commit_copies();
           if (works && depth - k >= kDepth) {
-#pragma unroll
-            for (int step = 1; step < kDepth / 16; ++step) multiply(step);
+            AT_UNROLL for (int step = 1; step < kDepth / 16; ++step) multiply(step);
           } else if (works) {
-#pragma unroll 1
-            for (int step = 1; 16 * step < depth - k; ++step) multiply(step);
+            AT_NO_UNROLL for (int step = 1; 16 * step < depth - k; ++step) multiply(step);
           }
           if (++slot == kStages) slot = 0;
         }
-        finish(sums, slice, pass);
+        finish(accum, slice, pass);
       }
   }
 
   // Finds the rows that this lane passes to ldmatrix, without stage, tap and step.
   template <int kIndex, typename Of>
-  AT_DEVICE static void find_rows(const Params& x, const Warp& warp, int first, uint32_t base,
+  AT_DEVICE static void find_rows(const Params& params, const Warp& warp, int first, uint32_t base,
                                   uint32_t (&rows)[Of::kRows]) {
-#pragma unroll
-    for (int i = 0; i < Of::kRows; ++i) {
+    AT_UNROLL for (int i = 0; i < Of::kRows; ++i) {
       const int row = 16 * i + warp.lane % 16, m = 16 * first + row;
       if constexpr (kIndex == 0 && !kPatch) {
         rows[i] = base + (warp.m * Of::kRows * 16 + row) * kPitch;
       } else {
-        const Patch& patch = kIndex == 0 ? x.input : x.hidden;
+        const Patch& patch = kIndex == 0 ? params.input : params.hidden;
         constexpr int kStep = kIndex == 0 ? kStride1 : kStride;
         const Pixel<Of> own(m < Of::kPixels ? m : 0);
         // An even column is its half in the order of a stride of 2.
@@ -375,37 +362,33 @@ struct Conv2dPair {
 
   // Takes kVector neighbouring channels of a pixel from the sums: those of lane / 4 + 8 half in block m.
   template <int kRows>
-  AT_DEVICE static void take(float (&v)[kVector], const float (&sums)[kRows][kWarpN / 8][4], int m, int half,
+  AT_DEVICE static void take(float (&v)[kVector], const float (&accum)[kRows][kWarpN / 8][4], int m, int half,
                              int group) {
-#pragma unroll
-    for (int e = 0; e < kVector; ++e) v[e] = sums[m][group * kGroup + e / 2][2 * half + e % 2];
+    AT_UNROLL for (int e = 0; e < kVector; ++e) v[e] = accum[m][group * kGroup + e / 2][2 * half + e % 2];
   }
 
   // Applies the inner steps and writes a pass of the hidden tile.
-  AT_DEVICE static void write_hidden(const Params& x, const Tile& tile, const Warp& warp,
-                                     const float (&sums)[First::kRows][kWarpN / 8][4], int slice, int pass,
+  AT_DEVICE static void write_hidden(const Params& params, const Tile& tile, const Warp& warp,
+                                     const float (&accum)[First::kRows][kWarpN / 8][4], int slice, int pass,
                                      char* hidden) {
-    const at_conv2d_pair& a = x.a;
+    const at_conv2d_pair& a = params.a;
     const int down = kWhole == 2 ? a.pad_h : 0, right = kWhole >= 1 ? a.pad_w : 0;
-#pragma unroll
-    for (int i = 0; i < First::kRows; ++i)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
+    AT_UNROLL for (int i = 0; i < First::kRows; ++i)
+      AT_UNROLL for (int half = 0; half < 2; ++half) {
         const int m = 16 * ((pass * kWarpsM + warp.m) * First::kRows + i) + 8 * half + warp.lane / 4;
         const Pixel<First> own(m);
         const int row = own.row + down, column = own.column + right, h = tile.top + own.row, w = tile.left + own.column;
         if (m >= First::kPixels || row >= kHaloH || column >= kHaloW) continue;
         const bool inside = tile.image + own.image < a.n && h >= 0 && h < a.hidden_h && w >= 0 && w < a.hidden_w;
         char* to =
-            hidden + own.image * x.hidden.image + row * x.hidden.row + place<kStride, kHaloW>(column) * x.hidden.pixel;
-#pragma unroll
-        for (int group = 0; group < kWarpN / (8 * kGroup); ++group) {
+            hidden + own.image * params.hidden.image + row * params.hidden.row + place<kStride, kHaloW>(column) * params.hidden.pixel;
+        AT_UNROLL for (int group = 0; group < kWarpN / (8 * kGroup); ++group) {
           const int channel = slice * kN + warp.n + group * 8 * kGroup + warp.lane % 4 * kVector;
           if (channel >= a.hidden) continue;
           float v[kVector] = {};
           if (inside) {
-            take(v, sums, i, half, group);
-            Steps::inner(v, x.p.p, a.scalars, channel);
+            take(v, accum, i, half, group);
+            Steps::inner(v, params.p.p, a.scalars, channel);
           }
           store(v, (Element*)to + channel);
         }
@@ -422,52 +405,46 @@ struct Conv2dPair {
     typename Steps::Fetched fetched[kAhead][2][kGroups];
     int pixels[kAhead][2];  // indices of pixels in y, or -1
 
-    AT_DEVICE void fetch(const Params& x, const Tile& tile, const Warp& warp, int slice, int pass, int i) {
-      const at_conv2d_pair& a = x.a;
+    AT_DEVICE void fetch(const Params& params, const Tile& tile, const Warp& warp, int slice, int pass, int i) {
+      const at_conv2d_pair& a = params.a;
       const int first = slice * kN + warp.n + warp.lane % 4 * kVector;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      AT_UNROLL for (int half = 0; half < 2; ++half) {
         const int m = 16 * ((pass * kWarpsM + warp.m) * Second::kRows + i) + 8 * half + warp.lane / 4;
         const Pixel<Second> own(m);
         const int n = tile.image + own.image, p = tile.p + own.row, q = tile.q + own.column;
         const bool inside = m < Second::kPixels && n < a.n && p < a.p && q < a.q;
         const int pixel = inside ? (n * a.p + p) * a.q + q : -1;
         pixels[i % kAhead][half] = pixel;
-#pragma unroll
-        for (int group = 0; group < kGroups; ++group)
+        AT_UNROLL for (int group = 0; group < kGroups; ++group)
           if (inside && first + group * 8 * kGroup < a.k)
-            Steps::fetch(fetched[i % kAhead][half][group], x.p.p, (int64_t)pixel * a.k + first + group * 8 * kGroup);
+            Steps::fetch(fetched[i % kAhead][half][group], params.p.p, (int64_t)pixel * a.k + first + group * 8 * kGroup);
       }
     }
 
-    AT_DEVICE void begin(const Params& x, const Tile& tile, const Warp& warp, int slice, int pass) {
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) fetch(x, tile, warp, slice, pass, i);
+    AT_DEVICE void begin(const Params& params, const Tile& tile, const Warp& warp, int slice, int pass) {
+      AT_UNROLL for (int i = 0; i < kAhead; ++i) fetch(params, tile, warp, slice, pass, i);
     }
 
-    AT_DEVICE void finish(const Params& x, const Tile& tile, const Warp& warp,
-                          const float (&sums)[Second::kRows][kWarpN / 8][4], int slice, int pass) {
-      const at_conv2d_pair& a = x.a;
+    AT_DEVICE void finish(const Params& params, const Tile& tile, const Warp& warp,
+                          const float (&accum)[Second::kRows][kWarpN / 8][4], int slice, int pass) {
+      const at_conv2d_pair& a = params.a;
       const int first = slice * kN + warp.n + warp.lane % 4 * kVector;
-      if (!kEarly) begin(x, tile, warp, slice, pass);
-#pragma unroll
-      for (int i = 0; i < Second::kRows; ++i) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
+      if (!kEarly) begin(params, tile, warp, slice, pass);
+      AT_UNROLL for (int i = 0; i < Second::kRows; ++i) {
+        AT_UNROLL for (int half = 0; half < 2; ++half) {
           const int pixel = pixels[i % kAhead][half];
           if (pixel < 0) continue;
-#pragma unroll
-          for (int group = 0; group < kGroups; ++group) {
+          AT_UNROLL for (int group = 0; group < kGroups; ++group) {
             const int channel = first + group * 8 * kGroup;
             if (channel >= a.k) continue;
             const int64_t offset = (int64_t)pixel * a.k + channel;
             float v[kVector];
-            take(v, sums, i, half, group);
-            Steps::apply(v, x.p.p, a.scalars, channel, offset, fetched[i % kAhead][half][group]);
-            store(v, (Element*)x.p.p[kY] + offset);
+            take(v, accum, i, half, group);
+            Steps::apply(v, params.p.p, a.scalars, channel, offset, fetched[i % kAhead][half][group]);
+            store(v, (Element*)params.p.p[kY] + offset);
           }
         }
-        if (i + kAhead < Second::kRows) fetch(x, tile, warp, slice, pass, i + kAhead);
+        if (i + kAhead < Second::kRows) fetch(params, tile, warp, slice, pass, i + kAhead);
       }
     }
   };

@@ -111,17 +111,17 @@ struct ImagePlan {
 
   AT_DEVICE static void prepare(const Problem& a, int hidden, const Tiling& tiling, at_prepared* out,
                                 const StemImage& stem = {}) {
-    Params x;
+    Params params;
     int64_t bytes;
-    if (const char* reason = why_no_plan(a, hidden, tiling, x, bytes)) return refused(out, reason);
+    if (const char* reason = why_no_plan(a, hidden, tiling, params, bytes)) return refused(out, reason);
     if (bytes > AT_MAX_SHARED_BYTES) return refused(out, "the tile needs more shared memory than a block can have");
-    x.stem = stem;
-    const int64_t tiles = ceil_div(a.n, x.images) * x.tiles_p * x.tiles_q;
-    prepared(out, x, tiles, ceil_div(a.k, kN), 1, kThreads, bytes, 0);
+    params.stem = stem;
+    const int64_t tiles = ceil_div(a.n, params.images) * params.tiles_p * params.tiles_q;
+    prepared(out, params, tiles, ceil_div(a.k, kN), 1, kThreads, bytes, 0);
   }
 
   // Fills in the convolution and the bytes of shared memory. Returns null, or the reason why the problem is refused.
-  AT_DEVICE static const char* why_no_plan(const Problem& a, int hidden, const Tiling& tiling, Convolution& x,
+  AT_DEVICE static const char* why_no_plan(const Problem& a, int hidden, const Tiling& tiling, Convolution& params,
                                            int64_t& bytes) {
     const int taps = a.r * a.s, tile_p = tiling.p, tile_q = tiling.q, patches = tiling.patches;
     if (a.stride_w != a.stride_h || a.stride_h != 1 && a.stride_h != 2) return "the stride must be 1 or 2 both ways";
@@ -130,37 +130,37 @@ struct ImagePlan {
     if (taps > kMostTaps) return "the filter must have at most 64 taps";
     if (taps % kTaps) return "the taps of a step must divide the taps of the filter";
     if (tile_p < 1 || tile_q < 1) return "the launch values tile_p and tile_q must be 1 or more";
-    x.a = a, x.taps = taps, x.hidden = hidden;
+    params.a = a, params.taps = taps, params.hidden = hidden;
     const int stride = a.stride_h, area = tile_p * tile_q;
     const bool whole = tile_p == a.p && tile_q == a.q;
-    x.tile_p = tile_p, x.tile_q = tile_q, x.images = whole ? min(kM / max(area, 1), a.n) : 1;
+    params.tile_p = tile_p, params.tile_q = tile_q, params.images = whole ? min(kM / max(area, 1), a.n) : 1;
     if (area > kM) return "tile_p * tile_q exceeds the pixels of a tile";
     if (tile_p > a.p || tile_q > a.q) return "the launch values tile_p and tile_q exceed the output";
-    x.tiles_p = ceil_div(a.p, tile_p), x.tiles_q = ceil_div(a.q, tile_q);
-    x.by_tile = reciprocal(area), x.by_q = reciprocal(tile_q);
-    x.patch_h = stride * (tile_p - 1) + a.dilation_h * (a.r - 1) + 1;
-    x.patch_w = stride * (tile_q - 1) + a.dilation_w * (a.s - 1) + 1;
-    x.pixels = x.images * x.patch_h * x.patch_w;
-    x.patch_bytes = x.pixels * kRowBytes;
-    x.chunks = kBlock ? 2 : ceil_div(a.c, kK), x.steps = x.chunks * (taps / kTaps);
-    x.patches = patches;
+    params.tiles_p = ceil_div(a.p, tile_p), params.tiles_q = ceil_div(a.q, tile_q);
+    params.by_tile = reciprocal(area), params.by_q = reciprocal(tile_q);
+    params.patch_h = stride * (tile_p - 1) + a.dilation_h * (a.r - 1) + 1;
+    params.patch_w = stride * (tile_q - 1) + a.dilation_w * (a.s - 1) + 1;
+    params.pixels = params.images * params.patch_h * params.patch_w;
+    params.patch_bytes = params.pixels * kRowBytes;
+    params.chunks = kBlock ? 2 : ceil_div(a.c, kK), params.steps = params.chunks * (taps / kTaps);
+    params.patches = patches;
     // A step waits for the copies that were issued kStages - 1 steps before it. The first step of a chunk issues the
     // copy of the next patch, so a chunk must last at least kStages - 1 steps.
     const bool late = patches < 2 || taps / kTaps < kStages - 1;
-    if (patches < 1 || patches > x.chunks) return "the launch value patches must be between 1 and the chunks of c";
-    if (!kBlock && x.chunks > 1 && late) return "a patch would arrive too late: use more patches or fewer stages";
+    if (patches < 1 || patches > params.chunks) return "the launch value patches must be between 1 and the chunks of c";
+    if (!kBlock && params.chunks > 1 && late) return "a patch would arrive too late: use more patches or fewer stages";
     if (kBlock && (a.c > kK || a.k > kN || patches != 2)) return "a residual block needs c <= 64 and k in one tile";
-    x.by_patch = reciprocal(x.patch_h * x.patch_w), x.by_patch_w = reciprocal(x.patch_w);
-    x.next_image = kCopied / (x.patch_h * x.patch_w);
-    x.next_row = kCopied / x.patch_w % x.patch_h;
-    x.next_column = kCopied % x.patch_w;
+    params.by_patch = reciprocal(params.patch_h * params.patch_w), params.by_patch_w = reciprocal(params.patch_w);
+    params.next_image = kCopied / (params.patch_h * params.patch_w);
+    params.next_row = kCopied / params.patch_w % params.patch_h;
+    params.next_column = kCopied % params.patch_w;
     for (int r = 0; r < a.r; ++r)
       for (int s = 0; s < a.s; ++s) {
         const int h = r * a.dilation_h, w = s * a.dilation_w;
-        x.tap[r * a.s + s] = (h * x.patch_w + w) * kRowBytes + (h / stride * tile_q + w / stride) % 8;
+        params.tap[r * a.s + s] = (h * params.patch_w + w) * kRowBytes + (h / stride * tile_q + w / stride) % 8;
       }
-    bytes = max(patches * (int64_t)x.patch_bytes + kStages * kStageBytes, (int64_t)kExchangeBytes);
-    x.gate_place = bytes;
+    bytes = max(patches * (int64_t)params.patch_bytes + kStages * kStageBytes, (int64_t)kExchangeBytes);
+    params.gate_place = bytes;
     if constexpr (kGated) {
       const Excitation gate(a.p * a.q, hidden);
       if (!gate.fits()) return "the gate does not fit this kernel: hidden or the pixels of an image";
@@ -171,7 +171,7 @@ struct ImagePlan {
       if (!Folded::fits(a.p * a.q, hidden))
         return "the gate does not fit this kernel: hidden or the pixels of an image";
       if (!whole || kM % area != 0) return "with a gate, a tile must hold whole images";
-      x.pixel_weight = 1.f / area, x.slabs = FastDivmod::make(area / 16);
+      params.pixel_weight = 1.f / area, params.slabs = FastDivmod::make(area / 16);
       bytes += Folded::kBytes;
     }
     return nullptr;

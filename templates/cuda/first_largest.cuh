@@ -17,17 +17,14 @@ struct FirstLargest {
 
   AT_DEVICE void start(const Pack<Element, N>& x) {
     values = x;
-#pragma unroll
-    for (int i = 0; i < N / kLanes; ++i) places[i] = 0;
+    AT_UNROLL for (int i = 0; i < N / kLanes; ++i) places[i] = 0;
   }
   AT_DEVICE void take(const Pack<Element, N>& x, int place) {
-#pragma unroll
-    for (int i = 0; i < N / kLanes; ++i) take_lanes(i, x, place * kEach);
+    AT_UNROLL for (int i = 0; i < N / kLanes; ++i) take_lanes(i, x, place * kEach);
   }
   // shift: what is added to the places of the later values.
   AT_DEVICE void take(const FirstLargest& later, int shift) {
-#pragma unroll
-    for (int i = 0; i < N / kLanes; ++i) take_lanes(i, later.values, later.places[i] + shift * kEach);
+    AT_UNROLL for (int i = 0; i < N / kLanes; ++i) take_lanes(i, later.values, later.places[i] + shift * kEach);
   }
   AT_DEVICE int place(int e) const { return places[e / kLanes] >> (e % kLanes * 16) & 0xffff; }
   // Returns whether each value is a number greater than minus infinity.
@@ -36,11 +33,9 @@ struct FirstLargest {
     if constexpr (kPairs) {
       typename Pair<Element>::type bound;
       from_floats(reinterpret_cast<Element*>(&bound), lowest(), lowest());
-#pragma unroll
-      for (int i = 0; i < N / 2; ++i) above &= __hgt2_mask(pair(values, i), bound) == 0xffffffff;
+      AT_UNROLL for (int i = 0; i < N / 2; ++i) above &= __hgt2_mask(pair(values, i), bound) == 0xffffffff;
     } else {
-#pragma unroll
-      for (int e = 0; e < N; ++e) above &= to_float(values.elements[e]) > lowest();
+      AT_UNROLL for (int e = 0; e < N; ++e) above &= to_float(values.elements[e]) > lowest();
     }
     return above;
   }

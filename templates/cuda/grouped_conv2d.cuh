@@ -48,23 +48,23 @@ struct GroupedConv2d {
     const bool same = a.r == kFilter && a.s == kFilter && a.stride_h == kStride && a.stride_w == kStride;
     if (!same) return refused(out, "this kernel is compiled for another filter size or stride");
     if (a.dilation_h != 1 || a.dilation_w != 1) return refused(out, "dilation must be 1");
-    const Params x{a, ceil_div(a.c, kChannels), ceil_div(a.p, kRows), ceil_div(a.q, kColumns), {}};
-    const int64_t blocks = (int64_t)a.n * x.tiles_p * x.tiles_q * x.blocks;
+    const Params params{a, ceil_div(a.c, kChannels), ceil_div(a.p, kRows), ceil_div(a.q, kColumns), {}};
+    const int64_t blocks = (int64_t)a.n * params.tiles_p * params.tiles_q * params.blocks;
     if (blocks > 0x7fffffff) return refused(out, "the grid would have more than 2^31 blocks");
-    prepared(out, x, blocks, 1, 1, kThreads, kInputBytes, 0);
+    prepared(out, params, blocks, 1, 1, kThreads, kInputBytes, 0);
   }
 
   using Weights = uint32_t[2 * kProducts];
 
   // Reads this lane's weights of eight output channels from (k, r, s, c / groups): a pair of inputs of each unit.
-  AT_DEVICE static void read_weights(const Params& x, int channel, Weights& to) {
+  AT_DEVICE static void read_weights(const Params& params, int channel, Weights& to) {
     const int lane = threadIdx.x % 32, output = channel + lane / 4, input = lane % 4 * 2;
-    const bool connected = output < x.a.c && (kWidth >= kVector || lane / 4 / kWidth == input / kWidth);
-    const Element* from = (const Element*)x.p.p[1] + (int64_t)output * kFilter * kFilter * kWidth;
+    const bool connected = output < params.a.c && (kWidth >= kVector || lane / 4 / kWidth == input / kWidth);
+    const Element* from = (const Element*)params.p.p[1] + (int64_t)output * kFilter * kFilter * kWidth;
     if constexpr (kWidth == 1) {
-      const bool first = output < x.a.c && input == lane / 4, second = output < x.a.c && input + 1 == lane / 4;
-#pragma unroll
-      for (int i = 0; i < 2 * kProducts; ++i) {
+      const bool first = output < params.a.c && input == lane / 4,
+                 second = output < params.a.c && input + 1 == lane / 4;
+    AT_UNROLL for (int i = 0; i < 2 * kProducts; ++i) {
         Pack<Element, 2> both;
         both.words[0] = 0;
         if (i < kUnits && first) both.elements[0] = from[i];
@@ -73,17 +73,16 @@ struct GroupedConv2d {
       }
       return;
     }
-#pragma unroll
-    for (int i = 0; i < 2 * kProducts; ++i) {
+    AT_UNROLL for (int i = 0; i < 2 * kProducts; ++i) {
       const int at = i / kTapUnits * kWidth + i % kTapUnits * kVector + input % kWidth;
       to[i] = i < kUnits && connected ? *(const uint32_t*)(from + at) : 0;
     }
   }
 
   // Copies the inputs of a tile to shared memory; zeros outside of the image.
-  AT_DEVICE static void load(const Params& x, int image, int top, int left, int first_channel, uint32_t shared) {
-    const at_conv2d& a = x.a;
-    const Element* from = (const Element*)x.p.p[0] + (int64_t)image * a.h * a.w * a.c;
+  AT_DEVICE static void load(const Params& params, int image, int top, int left, int first_channel, uint32_t shared) {
+    const at_conv2d& a = params.a;
+    const Element* from = (const Element*)params.p.p[0] + (int64_t)image * a.h * a.w * a.c;
 #pragma unroll 4
     for (int i = threadIdx.x; i < kInRows * kInColumns * kBlocks; i += kThreads) {
       const int pixel = i / kBlocks, unit = i % kBlocks;
@@ -104,23 +103,20 @@ struct GroupedConv2d {
   }
 
   // inputs: of the first tap, of the warp's group, in the tile's first pixel.
-  AT_DEVICE static void multiply(uint32_t inputs, int first_site, const Weights& weights, float (&sums)[kTiles][4]) {
+  AT_DEVICE static void multiply(uint32_t inputs, int first_site, const Weights& weights, float (&accum)[kTiles][4]) {
     const int lane = threadIdx.x % 32;
     uint32_t pixels[kTiles];
-#pragma unroll
-    for (int j = 0; j < kTiles; ++j) {
+    AT_UNROLL for (int j = 0; j < kTiles; ++j) {
       const int site = first_site + 16 * j + lane % 16;
       pixels[j] = inputs + (site / kColumns * kInColumns + site % kColumns) * kStride * kPixelBytes;
     }
-#pragma unroll
-    for (int i = 0; i < kProducts; ++i) {
+    AT_UNROLL for (int i = 0; i < kProducts; ++i) {
       // The last unit of an odd number has no partner: its weights are zeros, and its inputs are those of the first.
       const int offset = lane < 16 ? unit_offset(2 * i) : unit_offset(2 * i + 1 < kUnits ? 2 * i + 1 : 0);
-#pragma unroll
-      for (int j = 0; j < kTiles; ++j) {
+      AT_UNROLL for (int j = 0; j < kTiles; ++j) {
         uint32_t a[4];
         load_matrices(a, pixels[j] + offset);
-        mma<Element>(sums[j], a, weights[2 * i], weights[2 * i + 1]);
+        mma<Element>(accum[j], a, weights[2 * i], weights[2 * i + 1]);
       }
     }
   }
@@ -130,49 +126,45 @@ struct GroupedConv2d {
   AT_DEVICE static void transpose(const float (&first)[4], const float (&second)[4], float (&v)[kVector]) {
     const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
     float half[2][4];
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
+    AT_UNROLL for (int e = 0; e < 2; ++e) {
       const float kept[2] = {odd ? first[2 + e] : first[e], odd ? second[2 + e] : second[e]};
       const float sent[2] = {odd ? first[e] : first[2 + e], odd ? second[e] : second[2 + e]};
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
+      AT_UNROLL for (int i = 0; i < 2; ++i) {
         const float got = __shfl_xor_sync(0xffffffffu, sent[i], 1);
         half[i][e] = odd ? got : kept[i], half[i][2 + e] = odd ? kept[i] : got;
       }
     }
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
+    AT_UNROLL for (int e = 0; e < 4; ++e) {
       const float got = __shfl_xor_sync(0xffffffffu, high ? half[0][e] : half[1][e], 2);
       v[e] = high ? got : half[0][e], v[4 + e] = high ? half[1][e] : got;
     }
   }
 
-  AT_DEVICE static void run(const Params& x, char* shared) {
-    int tile = blockIdx.x / x.blocks;
-    const int first_channel = (blockIdx.x - tile * x.blocks) * kChannels;
-    const int above = tile / x.tiles_q, column = (tile - above * x.tiles_q) * kColumns;
-    const int image = above / x.tiles_p, row = (above - image * x.tiles_p) * kRows;
+  AT_DEVICE static void run(const Params& params, char* shared) {
+    int tile = blockIdx.x / params.blocks;
+    const int first_channel = (blockIdx.x - tile * params.blocks) * kChannels;
+    const int above = tile / params.tiles_q, column = (tile - above * params.tiles_q) * kColumns;
+    const int image = above / params.tiles_p, row = (above - image * params.tiles_p) * kRows;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = warp % kBlocks;
     const int channel = first_channel + block * kVector, first_site = warp / kBlocks * 16 * kTiles;
     Weights weights;
-    read_weights(x, channel, weights);
+    read_weights(params, channel, weights);
     griddepcontrol_wait();
     const uint32_t inputs = (uint32_t)__cvta_generic_to_shared(shared);
-    load(x, image, row * kStride - x.a.pad_h, column * kStride - x.a.pad_w, first_channel, inputs);
+    load(params, image, row * kStride - params.a.pad_h, column * kStride - params.a.pad_w, first_channel, inputs);
     launch_dependents();
-    if (channel >= x.a.c) return;
-    float sums[kTiles][4] = {};
-    multiply(inputs + block * kVector / kInner * kInner * 2, first_site, weights, sums);
-#pragma unroll
-    for (int j = 0; j < kTiles; j += 2) {
+    if (channel >= params.a.c) return;
+    float accum[kTiles][4] = {};
+    multiply(inputs + block * kVector / kInner * kInner * 2, first_site, weights, accum);
+    AT_UNROLL for (int j = 0; j < kTiles; j += 2) {
       float v[kVector];
-      transpose(sums[j], sums[j + 1], v);
+      transpose(accum[j], accum[j + 1], v);
       const int site = first_site + 16 * j + lane % 4 / 2 * 16 + lane % 2 * 8 + lane / 4;
       const int p = row + site / kColumns, q = column + site % kColumns;
-      if (p >= x.a.p || q >= x.a.q) continue;
-      const int64_t offset = (((int64_t)image * x.a.p + p) * x.a.q + q) * x.a.c + channel;
-      Steps::apply(v, x.p.p, x.a, channel, offset);
-      store(v, (Element*)x.p.p[2] + offset);
+      if (p >= params.a.p || q >= params.a.q) continue;
+      const int64_t offset = (((int64_t)image * params.a.p + p) * params.a.q + q) * params.a.c + channel;
+      Steps::apply(v, params.p.p, params.a, channel, offset);
+      store(v, (Element*)params.p.p[2] + offset);
     }
   }
 };

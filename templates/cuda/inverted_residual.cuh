@@ -50,7 +50,7 @@ struct InvertedResidual {
   static_assert(kWarps % kExpandWarps == 0 && kWarps % kProjectWarps == 0, "no such share of the warps");
   // Indices of the pointers: Problem.operands() of inverted_residual.
   enum { kX = 0, kWeight1 = 1, kWeight2 = 2, kWeight3 = 3, kY = 4 };
-  using Sums = float[kRowTiles][2 * kColumnTiles][4];
+  using Accum = float[kRowTiles][2 * kColumnTiles][4];
 
   struct Params {
     at_conv2d_se a;
@@ -67,71 +67,72 @@ struct InvertedResidual {
     if (a.k > kColumns) return refused(out, "k exceeds the output channels that the kernel is compiled for");
     if (a.r != kFilter || a.s != kFilter || a.stride_h != kStride || a.stride_w != kStride)
       return refused(out, "the filter and the stride must be those that the kernel is compiled for");
-    Params x;
-    x.a = a, x.units = (a.c + 15) / 16 * 2, x.pitch = x.units * kVector + kPadding;
-    x.step_rows = kThreads / x.units, x.step_units = kThreads % x.units;
-    x.tiles_h = ceil_div(a.p, kTileH), x.tiles_w = ceil_div(a.q, kTileW), x.chunks = ceil_div(a.hidden, kChunk);
-    const int tall = most_inside(x.tiles_h, kTileH, kHaloH, a.h, a.pad_h);
-    const int pixels = kImages * tall * most_inside(x.tiles_w, kTileW, kHaloW, a.w, a.pad_w);
-    x.rows = ceil_div(pixels, kGroup) * kGroup;
-    const int64_t elements = (int64_t)(x.rows + kChunk) * x.pitch +
+    Params params;
+    params.a = a, params.units = (a.c + 15) / 16 * 2, params.pitch = params.units * kVector + kPadding;
+    params.step_rows = kThreads / params.units, params.step_units = kThreads % params.units;
+    params.tiles_h = ceil_div(a.p, kTileH), params.tiles_w = ceil_div(a.q, kTileW),
+    params.chunks = ceil_div(a.hidden, kChunk);
+    const int tall = most_inside(params.tiles_h, kTileH, kHaloH, a.h, a.pad_h);
+    const int pixels = kImages * tall * most_inside(params.tiles_w, kTileW, kHaloW, a.w, a.pad_w);
+    params.rows = ceil_div(pixels, kGroup) * kGroup;
+    const int64_t elements = (int64_t)(params.rows + kChunk) * params.pitch +
                              (kWeightRows + kWidePixels + kGroup + kNarrowRows) * kWidePitch +
                              kFilter * kFilter * kChunk;
-    const int64_t products = 8 * x.rows + 2 * elements, sums = 4 * kRows * kSumPitch;
+    const int64_t products = 8 * params.rows + 2 * elements, sums = 4 * kRows * kSumPitch;
     const int64_t bytes = products > sums ? products : sums;
     if (bytes > AT_MAX_SHARED_BYTES) return refused(out, "the block needs more shared memory than there is");
-    const int64_t tiles = ceil_div(a.n, kImages) * x.tiles_h * x.tiles_w;
-    prepared(out, x, tiles * kParts, 1, 1, kThreads, bytes, 0);
+    const int64_t tiles = ceil_div(a.n, kImages) * params.tiles_h * params.tiles_w;
+    prepared(out, params, tiles * kParts, 1, 1, kThreads, bytes, 0);
   }
 
-  AT_DEVICE static void run(const Params& x, char* shared) {
-    void* const* p = x.p.p;
-    const Memory at(x, shared);
-    const Tile tile(x);
+  AT_DEVICE static void run(const Params& params, char* shared) {
+    void* const* p = params.p.p;
+    const Memory at(params, shared);
+    const Tile tile(params);
     const int rank = kParts > 1 ? (int)ptx::rank_in_cluster() : 0;
-    const int first = rank * x.chunks / kParts, end = (rank + 1) * x.chunks / kParts;
+    const int first = rank * params.chunks / kParts, end = (rank + 1) * params.chunks / kParts;
 
-    const Unit unit(x);
+    const Unit unit(params);
 
     if (first < end) {
-      load_expand(x, unit, (const Element*)p[kWeight1], first, at.weights1);
-      load_filters(x, (const Element*)p[kWeight2], first, at.filters);
+      load_expand(params, unit, (const Element*)p[kWeight1], first, at.weights1);
+      load_filters(params, (const Element*)p[kWeight2], first, at.filters);
     }
-    find_pixels(x, tile, at);
+    find_pixels(params, tile, at);
     for (int i = threadIdx.x; i < kWidePixels * kWidePitch / kVector; i += kThreads)
       ((uint4*)at.wide)[i] = uint4{0, 0, 0, 0};
     __syncthreads();
     griddepcontrol_wait();
-    if (first < end) load_input(x, unit, (const Element*)p[kX], tile, at);
+    if (first < end) load_input(params, unit, (const Element*)p[kX], tile, at);
     commit_copies();
     wait_for_all_copies();
     __syncthreads();
 
-    Sums sums = {};
+    Accum accum = {};
     for (int chunk = first; chunk < end; ++chunk) {
-      expand(x, tile, at, chunk * kChunk);
+      expand(params, tile, at, chunk * kChunk);
       wait_for_all_copies();
       __syncthreads();  // `wide` and the filters are complete; all have read `narrow` and both products' weights
-      load_project(x, (const Element*)p[kWeight3], chunk, at.weights3);
-      if (chunk + 1 < end) load_expand(x, unit, (const Element*)p[kWeight1], chunk + 1, at.weights1);
+      load_project(params, (const Element*)p[kWeight3], chunk, at.weights3);
+      if (chunk + 1 < end) load_expand(params, unit, (const Element*)p[kWeight1], chunk + 1, at.weights1);
       else launch_dependents();
       commit_copies();
-      convolve(x, tile, at, chunk * kChunk);
+      convolve(params, tile, at, chunk * kChunk);
       wait_for_all_copies();
       __syncthreads();  // `narrow` and the weights are complete; all have read `wide` and the filters
-      if (chunk + 1 < end) load_filters(x, (const Element*)p[kWeight2], chunk + 1, at.filters);
+      if (chunk + 1 < end) load_filters(params, (const Element*)p[kWeight2], chunk + 1, at.filters);
       commit_copies();
-      project(at, sums);
+      project(at, accum);
     }
     __syncthreads();  // the sums lie where the operands were
-    write_sums(sums, at.sums);
+    write_sums(accum, at.sums);
     if constexpr (kParts > 1) {
       ptx::cluster_arrive_release();
       ptx::cluster_wait_acquire();
     } else {
       __syncthreads();
     }
-    finish(x, tile, rank, at.sums);
+    finish(params, tile, rank, at.sums);
     if constexpr (kParts > 1) {  // the other blocks have read this block's sums
       ptx::cluster_arrive_release();
       ptx::cluster_wait_acquire();
@@ -160,12 +161,12 @@ struct InvertedResidual {
     Element* wide;      // (kImages, kHaloH, kHaloW, kWidePitch), and kGroup rows for results that are not used
     Element* narrow;    // (kNarrowRows, kWidePitch)
     float* sums;        // (kRows, kSumPitch), in the same place after the last product
-    AT_DEVICE Memory(const Params& x, char* shared) {
+    AT_DEVICE Memory(const Params& params, char* shared) {
       pixels = (int*)shared;
-      places = pixels + x.rows;
-      input = (Element*)(places + x.rows);
-      weights1 = input + x.rows * x.pitch;
-      weights3 = weights1 + kChunk * x.pitch;
+      places = pixels + params.rows;
+      input = (Element*)(places + params.rows);
+      weights1 = input + params.rows * params.pitch;
+      weights3 = weights1 + kChunk * params.pitch;
       filters = weights3 + kWeightRows * kWidePitch;
       wide = filters + kFilter * kFilter * kChunk;
       narrow = wide + (kWidePixels + kGroup) * kWidePitch;
@@ -178,14 +179,14 @@ struct InvertedResidual {
     int image, first_p, first_q;
     int top, left;                                              // of the depthwise filter, may lie outside of the image
     int clipped_top, clipped_left, clipped_h, clipped_w, rows;  // what is inside; rows of the first product
-    AT_DEVICE explicit Tile(const Params& x) {
-      const int index = blockIdx.x / kParts, column = index % x.tiles_w, rest = index / x.tiles_w;
-      image = rest / x.tiles_h * kImages, first_p = rest % x.tiles_h * kTileH, first_q = column * kTileW;
-      top = first_p * kStride - x.a.pad_h, left = first_q * kStride - x.a.pad_w;
+    AT_DEVICE explicit Tile(const Params& params) {
+      const int index = blockIdx.x / kParts, column = index % params.tiles_w, rest = index / params.tiles_w;
+      image = rest / params.tiles_h * kImages, first_p = rest % params.tiles_h * kTileH, first_q = column * kTileW;
+      top = first_p * kStride - params.a.pad_h, left = first_q * kStride - params.a.pad_w;
       clipped_top = max(top, 0), clipped_left = max(left, 0);
-      clipped_h = max(min(top + kHaloH, x.a.h) - clipped_top, 0);
-      clipped_w = max(min(left + kHaloW, x.a.w) - clipped_left, 0);
-      rows = min(kImages, x.a.n - image) * clipped_h * clipped_w;
+      clipped_h = max(min(top + kHaloH, params.a.h) - clipped_top, 0);
+      clipped_w = max(min(left + kHaloW, params.a.w) - clipped_left, 0);
+      rows = min(kImages, params.a.n - image) * clipped_h * clipped_w;
     }
     AT_DEVICE int groups() const { return (rows + kGroup - 1) / kGroup; }
   };
@@ -193,108 +194,103 @@ struct InvertedResidual {
   // A unit of 16 bytes of rows of `units`: a thread takes every kThreads-th one, without divisions.
   struct Unit {
     int row, unit;
-    AT_DEVICE explicit Unit(const Params& x) : row(threadIdx.x / x.units), unit(threadIdx.x % x.units) {}
-    AT_DEVICE void advance(const Params& x) {
-      row += x.step_rows, unit += x.step_units;
-      if (unit >= x.units) unit -= x.units, ++row;
+    AT_DEVICE explicit Unit(const Params& params) : row(threadIdx.x / params.units), unit(threadIdx.x % params.units) {}
+    AT_DEVICE void advance(const Params& params) {
+      row += params.step_rows, unit += params.step_units;
+      if (unit >= params.units) unit -= params.units, ++row;
     }
   };
 
-  AT_DEVICE static void find_pixels(const Params& x, const Tile& tile, const Memory& at) {
+  AT_DEVICE static void find_pixels(const Params& params, const Tile& tile, const Memory& at) {
     for (int row = threadIdx.x; row < tile.groups() * kGroup; row += kThreads) {
       int pixel = -1, place = kWidePixels + row - tile.rows;
       if (row < tile.rows) {
         const int line = row / tile.clipped_w, image = line / tile.clipped_h;
         const int h = tile.clipped_top + line - image * tile.clipped_h;
         const int w = tile.clipped_left + row - line * tile.clipped_w;
-        pixel = (image * x.a.h + h) * x.a.w + w;
+        pixel = (image * params.a.h + h) * params.a.w + w;
         place = (image * kHaloH + h - tile.top) * kHaloW + w - tile.left;
       }
       at.pixels[row] = pixel, at.places[row] = place * kWidePitch;
     }
   }
 
-  AT_DEVICE static void load_input(const Params& x, Unit i, const Element* from, const Tile& tile, const Memory& at) {
-    from += (int64_t)tile.image * x.a.h * x.a.w * x.a.c;
-    for (; i.row < tile.groups() * kGroup; i.advance(x)) {
+  AT_DEVICE static void load_input(const Params& params, Unit i, const Element* from, const Tile& tile,
+                                   const Memory& at) {
+    from += (int64_t)tile.image * params.a.h * params.a.w * params.a.c;
+    for (; i.row < tile.groups() * kGroup; i.advance(params)) {
       const int c = i.unit * kVector, pixel = at.pixels[i.row];
-      const bool inside = pixel >= 0 && c < x.a.c;
-      copy_async(address(at.input + i.row * x.pitch + c), from + (inside ? (int64_t)pixel * x.a.c + c : 0), 16, inside);
+      const bool inside = pixel >= 0 && c < params.a.c;
+      copy_async(address(at.input + i.row * params.pitch + c), from + (inside ? (int64_t)pixel * params.a.c + c : 0),
+                 16, inside);
     }
   }
 
   // Starts to copy a chunk's rows of the first weights (hidden, c); zeros where there is no such row or column.
-  AT_DEVICE static void load_expand(const Params& x, Unit i, const Element* from, int chunk, Element* to) {
-    for (; i.row < kChunk; i.advance(x)) {
+  AT_DEVICE static void load_expand(const Params& params, Unit i, const Element* from, int chunk, Element* to) {
+    for (; i.row < kChunk; i.advance(params)) {
       const int c = i.unit * kVector, channel = chunk * kChunk + i.row;
-      const bool inside = channel < x.a.hidden && c < x.a.c;
-      copy_async(address(to + i.row * x.pitch + c), from + (inside ? (int64_t)channel * x.a.c + c : 0), 16, inside);
+      const bool inside = channel < params.a.hidden && c < params.a.c;
+      copy_async(address(to + i.row * params.pitch + c), from + (inside ? (int64_t)channel * params.a.c + c : 0), 16,
+                 inside);
     }
   }
 
   // The same with a chunk's columns of the last weights (k, hidden).
-  AT_DEVICE static void load_project(const Params& x, const Element* from, int chunk, Element* to) {
+  AT_DEVICE static void load_project(const Params& params, const Element* from, int chunk, Element* to) {
     constexpr int kUnits = kChunk / kVector;
     for (int i = threadIdx.x; i < kColumns * kUnits; i += kThreads) {
       const int row = i / kUnits, c = i % kUnits * kVector, channel = chunk * kChunk + c;
-      const bool inside = row < x.a.k && channel < x.a.hidden;
-      copy_async(address(to + row * kWidePitch + c), from + (inside ? (int64_t)row * x.a.hidden + channel : 0), 16,
+      const bool inside = row < params.a.k && channel < params.a.hidden;
+      copy_async(address(to + row * kWidePitch + c), from + (inside ? (int64_t)row * params.a.hidden + channel : 0), 16,
                  inside);
     }
   }
 
   // The same with the depthwise filters (r, s, hidden).
-  AT_DEVICE static void load_filters(const Params& x, const Element* from, int chunk, Element* to) {
+  AT_DEVICE static void load_filters(const Params& params, const Element* from, int chunk, Element* to) {
     constexpr int kUnits = kChunk / kVector;
     for (int i = threadIdx.x; i < kFilter * kFilter * kUnits; i += kThreads) {
       const int tap = i / kUnits, c = i % kUnits * kVector, channel = chunk * kChunk + c;
-      const bool inside = channel < x.a.hidden;
-      copy_async(address(to + tap * kChunk + c), from + (inside ? tap * x.a.hidden + channel : 0), 16, inside);
+      const bool inside = channel < params.a.hidden;
+      copy_async(address(to + tap * kChunk + c), from + (inside ? tap * params.a.hidden + channel : 0), 16, inside);
     }
   }
 
   AT_DEVICE static uint32_t address(const void* shared) { return (uint32_t)__cvta_generic_to_shared(shared); }
 
   // wide = inner steps(input (rows, c) weights1 (kChunk, c)^T).
-  AT_DEVICE static void expand(const Params& x, const Tile& tile, const Memory& at, int first_channel) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, pitch = 2 * x.pitch;
-    const int steps = x.units / 2, groups = tile.groups();
+  AT_DEVICE static void expand(const Params& params, const Tile& tile, const Memory& at, int first_channel) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, pitch = 2 * params.pitch;
+    const int steps = params.units / 2, groups = tile.groups();
     const int first_column = warp % kExpandWarps * kExpandTiles * 16;
     // ldmatrix: the row of 8 elements whose address a lane passes.
     const uint32_t a_row = address(at.input) + lane % 16 * pitch + lane / 16 * 16;
     const uint32_t b_row = address(at.weights1) + (first_column + lane / 16 * 8 + lane % 8) * pitch + lane / 8 % 2 * 16;
     for (int group = warp / kExpandWarps; group < groups; group += kExpandRowWarps) {
-      float sums[kTogether][2 * kExpandTiles][4] = {};
+      float accum[kTogether][2 * kExpandTiles][4] = {};
       for (int step = 0; step < steps; ++step) {
         uint32_t a[kTogether][4];
-#pragma unroll
-        for (int t = 0; t < kTogether; ++t) load_matrices(a[t], a_row + (group * kGroup + t * 16) * pitch + step * 32);
-#pragma unroll
-        for (int n = 0; n < kExpandTiles; ++n) {
+    AT_UNROLL for (int t = 0; t < kTogether; ++t) load_matrices(a[t], a_row + (group * kGroup + t * 16) * pitch + step * 32);
+        AT_UNROLL for (int n = 0; n < kExpandTiles; ++n) {
           uint32_t b[4];
           load_matrices(b, b_row + n * 16 * pitch + step * 32);
-#pragma unroll
-          for (int t = 0; t < kTogether; ++t) {
-            mma<Element>(sums[t][2 * n], a[t], b[0], b[1]);
-            mma<Element>(sums[t][2 * n + 1], a[t], b[2], b[3]);
+          AT_UNROLL for (int t = 0; t < kTogether; ++t) {
+            mma<Element>(accum[t][2 * n], a[t], b[0], b[1]);
+            mma<Element>(accum[t][2 * n + 1], a[t], b[2], b[3]);
           }
         }
       }
       int places[kTogether][2];
-#pragma unroll
-      for (int t = 0; t < kTogether; ++t)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) places[t][half] = at.places[group * kGroup + t * 16 + 8 * half + lane / 4];
-#pragma unroll
-      for (int n = 0; n < 2 * kExpandTiles; ++n) {
+      AT_UNROLL for (int t = 0; t < kTogether; ++t)
+        AT_UNROLL for (int half = 0; half < 2; ++half) places[t][half] = at.places[group * kGroup + t * 16 + 8 * half + lane / 4];
+      AT_UNROLL for (int n = 0; n < 2 * kExpandTiles; ++n) {
         const int column = first_column + 8 * n, channel = first_channel + column + lane % 4 * 2;
-        if (first_channel + column >= x.a.hidden) break;
-#pragma unroll
-        for (int t = 0; t < kTogether; ++t)
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            float v[2] = {sums[t][n][2 * half], sums[t][n][2 * half + 1]};
-            Steps::inner(v, x.p.p, x.a.scalars, channel);
+        if (first_channel + column >= params.a.hidden) break;
+        AT_UNROLL for (int t = 0; t < kTogether; ++t)
+          AT_UNROLL for (int half = 0; half < 2; ++half) {
+            float v[2] = {accum[t][n][2 * half], accum[t][n][2 * half + 1]};
+            Steps::inner(v, params.p.p, params.a.scalars, channel);
             store(v, at.wide + places[t][half] + column + lane % 4 * 2);
           }
       }
@@ -302,11 +298,11 @@ struct InvertedResidual {
   }
 
   // narrow = steps(depthwise convolution of `wide`); zeros in channels beyond the last one.
-  AT_DEVICE static void convolve(const Params& x, const Tile& tile, const Memory& at, int first_channel) {
+  AT_DEVICE static void convolve(const Params& params, const Tile& tile, const Memory& at, int first_channel) {
     constexpr int kUnits = kChunk / kDepth, kSegments = kTileW / kNeighbours, kStrips = (kTileH + kStrip - 1) / kStrip;
     constexpr int kLine = (kNeighbours - 1) * kStride + kFilter, kLines = (kStrip - 1) * kStride + kFilter;
     constexpr bool kWhole = kTileH % kStrip == 0;
-    const at_conv2d_se& a = x.a;
+    const at_conv2d_se& a = params.a;
     for (int i = threadIdx.x; i < kUnits * kSegments * kStrips * kImages; i += kThreads) {
       const int unit = i % kUnits * kDepth, place = i / kUnits, column = place % kSegments * kNeighbours;
       const int row = place / kSegments % kStrips * kStrip, image = place / (kSegments * kStrips);
@@ -316,72 +312,55 @@ struct InvertedResidual {
           at.wide + ((image * kHaloH + row * kStride) * kHaloW + column * kStride) * kWidePitch + unit;
       const Element* filters = at.filters + unit;
       Element* to = at.narrow + ((image * kTileH + row) * kTileW + column) * kWidePitch + unit;
-      float sums[kStrip][kNeighbours][kDepth] = {};
-#pragma unroll
-      for (int h = 0; h < kLines; ++h) {
+      float accum[kStrip][kNeighbours][kDepth] = {};
+      AT_UNROLL for (int h = 0; h < kLines; ++h) {
         if (!kWhole && row * kStride + h >= kHaloH) break;
         Pack<Element, kDepth> line[kLine];
-#pragma unroll
-        for (int j = 0; j < kLine; ++j) line[j].read(from + (h * kHaloW + j) * kWidePitch);
-#pragma unroll
-        for (int o = 0; o < kStrip; ++o) {
+        AT_UNROLL for (int j = 0; j < kLine; ++j) line[j].read(from + (h * kHaloW + j) * kWidePitch);
+        AT_UNROLL for (int o = 0; o < kStrip; ++o) {
           const int r = h - o * kStride;
           if (r < 0 || r >= kFilter) continue;
-#pragma unroll
-          for (int s = 0; s < kFilter; ++s) {
+          AT_UNROLL for (int s = 0; s < kFilter; ++s) {
             Pack<Element, kDepth> taps;
             taps.read(filters + (r * kFilter + s) * kChunk);
-#pragma unroll
-            for (int j = 0; j < kNeighbours; ++j)
-#pragma unroll
-              for (int e = 0; e < kDepth; ++e)
-                sums[o][j][e] += to_float(line[j * kStride + s].elements[e]) * to_float(taps.elements[e]);
+            AT_UNROLL for (int j = 0; j < kNeighbours; ++j)
+              AT_UNROLL for (int e = 0; e < kDepth; ++e)
+                accum[o][j][e] += to_float(line[j * kStride + s].elements[e]) * to_float(taps.elements[e]);
           }
         }
       }
       // All steps before all stores, so that a vector's values are read once.
       if (channel < a.hidden) {
-#pragma unroll
-        for (int o = 0; o < kStrip; ++o)
-#pragma unroll
-          for (int j = 0; j < kNeighbours; ++j) Steps::before(sums[o][j], x.p.p, a.scalars, channel);
+        AT_UNROLL for (int o = 0; o < kStrip; ++o)
+          AT_UNROLL for (int j = 0; j < kNeighbours; ++j) Steps::before(accum[o][j], params.p.p, a.scalars, channel);
       } else {
-#pragma unroll
-        for (int o = 0; o < kStrip; ++o)
-#pragma unroll
-          for (int j = 0; j < kNeighbours; ++j)
-#pragma unroll
-            for (int e = 0; e < kDepth; ++e) sums[o][j][e] = 0.f;
+        AT_UNROLL for (int o = 0; o < kStrip; ++o)
+          AT_UNROLL for (int j = 0; j < kNeighbours; ++j)
+            AT_UNROLL for (int e = 0; e < kDepth; ++e) accum[o][j][e] = 0.f;
       }
-#pragma unroll
-      for (int o = 0; o < kStrip; ++o) {
+      AT_UNROLL for (int o = 0; o < kStrip; ++o) {
         if (!kWhole && row + o >= kTileH) break;
-#pragma unroll
-        for (int j = 0; j < kNeighbours; ++j) store(sums[o][j], to + (o * kTileW + j) * kWidePitch);
+        AT_UNROLL for (int j = 0; j < kNeighbours; ++j) store(accum[o][j], to + (o * kTileW + j) * kWidePitch);
       }
     }
   }
 
   // sums += narrow (kRows, kChunk) weights3 (kColumns, kChunk)^T.
-  AT_DEVICE static void project(const Memory& at, Sums& sums) {
+  AT_DEVICE static void project(const Memory& at, Accum& accum) {
     constexpr int kPitch = 2 * kWidePitch;
     const int lane = threadIdx.x % 32, first_row = first_row_tile(), first_column = first_column_tile();
     const uint32_t a_row = address(at.narrow) + (first_row * 16 + lane % 16) * kPitch + lane / 16 * 16;
     const uint32_t b_row =
         address(at.weights3) + (first_column * 16 + lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16;
-#pragma unroll
-    for (int step = 0; step < kChunk / 16; ++step) {
+    AT_UNROLL for (int step = 0; step < kChunk / 16; ++step) {
       uint32_t a[kRowTiles][4];
-#pragma unroll
-      for (int t = 0; t < kRowTiles; ++t) load_matrices(a[t], a_row + t * 16 * kPitch + step * 32);
-#pragma unroll
-      for (int n = 0; n < kColumnTiles; ++n) {
+      AT_UNROLL for (int t = 0; t < kRowTiles; ++t) load_matrices(a[t], a_row + t * 16 * kPitch + step * 32);
+      AT_UNROLL for (int n = 0; n < kColumnTiles; ++n) {
         uint32_t b[4];
         load_matrices(b, b_row + n * 16 * kPitch + step * 32);
-#pragma unroll
-        for (int t = 0; t < kRowTiles; ++t) {
-          mma<Element>(sums[t][2 * n], a[t], b[0], b[1]);
-          mma<Element>(sums[t][2 * n + 1], a[t], b[2], b[3]);
+        AT_UNROLL for (int t = 0; t < kRowTiles; ++t) {
+          mma<Element>(accum[t][2 * n], a[t], b[0], b[1]);
+          mma<Element>(accum[t][2 * n + 1], a[t], b[2], b[3]);
         }
       }
     }
@@ -390,34 +369,29 @@ struct InvertedResidual {
   AT_DEVICE static int first_row_tile() { return threadIdx.x / 32 / kProjectWarps * kRowTiles; }
   AT_DEVICE static int first_column_tile() { return threadIdx.x / 32 % kProjectWarps * kColumnTiles; }
 
-  AT_DEVICE static void write_sums(const Sums& sums, float* to) {
+  AT_DEVICE static void write_sums(const Accum& accum, float* to) {
     const int lane = threadIdx.x % 32, first_row = first_row_tile(), first_column = first_column_tile();
-#pragma unroll
-    for (int t = 0; t < kRowTiles; ++t)
-#pragma unroll
-      for (int n = 0; n < 2 * kColumnTiles; ++n) {
+    AT_UNROLL for (int t = 0; t < kRowTiles; ++t)
+      AT_UNROLL for (int n = 0; n < 2 * kColumnTiles; ++n) {
         if ((first_row + t) * 16 >= kRows || first_column * 16 + 8 * n >= kColumns) continue;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
+        AT_UNROLL for (int half = 0; half < 2; ++half) {
           const int row = (first_row + t) * 16 + 8 * half + lane / 4, column = first_column * 16 + 8 * n + lane % 4 * 2;
-          *(float2*)(to + row * kSumPitch + column) = float2{sums[t][n][2 * half], sums[t][n][2 * half + 1]};
+          *(float2*)(to + row * kSumPitch + column) = float2{accum[t][n][2 * half], accum[t][n][2 * half + 1]};
         }
       }
   }
 
   // Applies the last steps and stores the result. The blocks of a cluster take turns.
-  AT_DEVICE static void finish(const Params& x, const Tile& tile, int rank, const float* from) {
+  AT_DEVICE static void finish(const Params& params, const Tile& tile, int rank, const float* from) {
     constexpr int kUnits = kColumns / kVector;
-    const at_conv2d_se& a = x.a;
+    const at_conv2d_se& a = params.a;
     for (int i = rank * kThreads + threadIdx.x; i < kPixels * kUnits; i += kParts * kThreads) {
       const int channel = i % kUnits * kVector, row = i / kUnits, image = tile.image + row / (kTileH * kTileW);
       const int p = tile.first_p + row / kTileW % kTileH, q = tile.first_q + row % kTileW;
       if (channel >= a.k || image >= a.n || p >= a.p || q >= a.q) continue;
       float v[kVector] = {};
-#pragma unroll
-      for (int part = 0; part < kParts; ++part)
-#pragma unroll
-        for (int e = 0; e < kVector; e += 4) {
+      AT_UNROLL for (int part = 0; part < kParts; ++part)
+        AT_UNROLL for (int e = 0; e < kVector; e += 4) {
           const float* own = from + row * kSumPitch + channel + e;
           float4 four;
           if constexpr (kParts > 1) four = ptx::ld_shared_cluster_float4(address(own), part);
@@ -425,8 +399,8 @@ struct InvertedResidual {
           v[e] += four.x, v[e + 1] += four.y, v[e + 2] += four.z, v[e + 3] += four.w;
         }
       const int64_t offset = (((int64_t)image * a.p + p) * a.q + q) * a.k + channel;
-      Steps::apply(v, x.p.p, a.scalars, channel, offset, typename Steps::Fetched{});
-      store(v, (Element*)x.p.p[kY] + offset);
+      Steps::apply(v, params.p.p, a.scalars, channel, offset, typename Steps::Fetched{});
+      store(v, (Element*)params.p.p[kY] + offset);
     }
   }
 };

@@ -17,8 +17,7 @@ struct Maximum {
 // thread of the warp must call it.
 template <typename Operation, int Lanes>
 AT_DEVICE float over_lanes(float v) {
-#pragma unroll
-  for (int distance = Lanes / 2; distance; distance /= 2)
+  AT_UNROLL for (int distance = Lanes / 2; distance; distance /= 2)
     v = Operation::combine(v, __shfl_xor_sync(0xffffffffu, v, distance));
   return v;
 }
@@ -35,8 +34,7 @@ AT_DEVICE float over_threads(float v, float* parts) {
     if (threadIdx.x % 32 == 0) parts[warp] = v;
     __syncthreads();
     v = Operation::kStart;
-#pragma unroll
-    for (int i = 0; i < Lanes / 32; ++i) v = Operation::combine(v, parts[first + i]);
+    AT_UNROLL for (int i = 0; i < Lanes / 32; ++i) v = Operation::combine(v, parts[first + i]);
     return v;
   }
 }

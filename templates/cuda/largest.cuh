@@ -41,14 +41,12 @@ template <typename Element, int N>
 AT_DEVICE void raise(Pack<Element, N>& best, const Pack<Element, N>& x) {
   if constexpr (sizeof(Element) == 2 && N % 2 == 0) {
     using Two = typename Pair<Element>::type;
-#pragma unroll
-    for (int i = 0; i < N / 2; ++i) {
+  AT_UNROLL for (int i = 0; i < N / 2; ++i) {
       Two& to = reinterpret_cast<Two*>(best.elements)[i];
       to = larger(to, reinterpret_cast<const Two*>(x.elements)[i]);
     }
   } else {
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
+    AT_UNROLL for (int i = 0; i < N; ++i) {
       if constexpr (sizeof(Element) == 2)
         from_float(best.elements[i], larger(to_float(best.elements[i]), to_float(x.elements[i])));
       else best.elements[i] = larger(best.elements[i], x.elements[i]);

@@ -60,45 +60,43 @@ struct MmaDepthwise {
     const bool same = a.r == kFilter && a.s == kFilter && a.stride_h == kStride && a.stride_w == kStride;
     if (!same) return refused(out, "this kernel is compiled for another filter size or stride");
     if (a.dilation_h != 1 || a.dilation_w != 1) return refused(out, "dilation must be 1");
-    Params x{a, ceil_div(a.c, kChannels), ceil_div(a.p, kRows), ceil_div(a.q, 8 * kTiles), 0, {}};
-    const int64_t tiles = (int64_t)ceil_div(a.n, kImages) * x.tiles_p * x.tiles_q;
-    if (tiles * x.groups > 0x7fffffff) return refused(out, "the grid would have more than 2^31 blocks");
-    x.tiles = tiles;
-    prepared(out, x, (int64_t)ceil_div(x.tiles, kWalk) * x.groups, 1, 1, kThreads, kInputBytes + kBandsBytes, 0);
+    Params params{a, ceil_div(a.c, kChannels), ceil_div(a.p, kRows), ceil_div(a.q, 8 * kTiles), 0, {}};
+    const int64_t tiles = (int64_t)ceil_div(a.n, kImages) * params.tiles_p * params.tiles_q;
+    if (tiles * params.groups > 0x7fffffff) return refused(out, "the grid would have more than 2^31 blocks");
+    params.tiles = tiles;
+    prepared(out, params, (int64_t)ceil_div(params.tiles, kWalk) * params.groups, 1, 1, kThreads,
+             kInputBytes + kBandsBytes, 0);
   }
 
   // Where a tile's outputs begin.
   struct Place {
     int image, row, column;
 
-    AT_DEVICE Place(const Params& x, int tile) {
-      const int above = tile / x.tiles_q;
-      column = (tile - above * x.tiles_q) * 8 * kTiles;
-      row = above % x.tiles_p * kRows;
-      image = above / x.tiles_p * kImages;
+    AT_DEVICE Place(const Params& params, int tile) {
+      const int above = tile / params.tiles_q;
+      column = (tile - above * params.tiles_q) * 8 * kTiles;
+      row = above % params.tiles_p * kRows;
+      image = above / params.tiles_p * kImages;
     }
   };
 
   // Writes the bands of the block's channels.
-  AT_DEVICE static void fill_bands(const Params& x, int first_channel, char* bands) {
+  AT_DEVICE static void fill_bands(const Params& params, int first_channel, char* bands) {
     constexpr int kOwn = (kTapUnits + kThreads - 1) / kThreads;
-    Pack<Element, kVector> taps[kOwn];                 // read before the zeros are written, for they come from far
-    const Element* weight = (const Element*)x.p.p[1];  // (r, s, c)
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+    Pack<Element, kVector> taps[kOwn];                      // read before the zeros are written, for they come from far
+    const Element* weight = (const Element*)params.p.p[1];  // (r, s, c)
+    AT_UNROLL for (int i = 0; i < kOwn; ++i) {
       const int unit = i * kThreads + threadIdx.x, channel = first_channel + unit % kGroups * kVector;
-      if (unit < kTapUnits && channel < x.a.c) taps[i].read(weight + (int64_t)(unit / kGroups) * x.a.c + channel);
+      if (unit < kTapUnits && channel < params.a.c) taps[i].read(weight + (int64_t)(unit / kGroups) * params.a.c + channel);
     }
     for (int i = threadIdx.x; i < kBandsBytes / 16; i += kThreads) reinterpret_cast<uint4*>(bands)[i] = uint4{};
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+    AT_UNROLL for (int i = 0; i < kOwn; ++i) {
       const int unit = i * kThreads + threadIdx.x, group = unit % kGroups, tap = unit / kGroups;
-      if (unit >= kTapUnits || first_channel + group * kVector >= x.a.c) continue;
+      if (unit >= kTapUnits || first_channel + group * kVector >= params.a.c) continue;
       const int r = tap / kFilter, s = tap % kFilter, place = kZeros + s / kStride;
       char* band = bands + group * kVector * kChannelBands + (r * kStride + s % kStride) * kBandBytes;
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) {
+      AT_UNROLL for (int e = 0; e < kVector; ++e) {
         reinterpret_cast<Element*>(band + e * kChannelBands)[place] = taps[i].elements[e];
         reinterpret_cast<Element*>(band + e * kChannelBands + kTableBytes)[place - 1] = taps[i].elements[e];
       }
@@ -107,18 +105,17 @@ struct MmaDepthwise {
 
   // Copies the inputs of a tile to shared memory. A thread copies two neighbouring columns of eight channels, row by
   // row; zeros outside of the image.
-  AT_DEVICE static void load(const Params& x, const Place& place, int first_channel, char* shared) {
-    const at_conv2d& a = x.a;
+  AT_DEVICE static void load(const Params& params, const Place& place, int first_channel, char* shared) {
+    const at_conv2d& a = params.a;
     const int top = place.row * kStride - a.pad_h, left = place.column * kStride - a.pad_w;
-#pragma unroll 1
-    for (int thread = threadIdx.x; thread < kRowThreads * kRowsAtOnce; thread += kThreads) {
+    AT_NO_UNROLL for (int thread = threadIdx.x; thread < kRowThreads * kRowsAtOnce; thread += kThreads) {
       const int group = thread % kGroups, pair = thread / kGroups % kPairs;
       const int parity = thread / (kGroups * kPairs) % kStride;
       const int channel = first_channel + group * kVector, column = left + 2 * pair * kStride + parity;
       const bool reads = channel < a.c && pair < kReadPairs;
       const bool first_inside = reads && column >= 0 && column < a.w;
       const bool second_inside = reads && column + kStride >= 0 && column + kStride < a.w;
-      const Element* from = (const Element*)x.p.p[0] + (int64_t)column * a.c + channel;
+      const Element* from = (const Element*)params.p.p[0] + (int64_t)column * a.c + channel;
       char* to = shared + group * kGroupBytes + parity * kPlaneBytes + pair * 4;
 #pragma unroll 4
       for (int i = thread / kRowThreads; i < kAllRows; i += kRowsAtOnce) {
@@ -131,8 +128,7 @@ struct MmaDepthwise {
         if (inside && first_inside) first.read(line);
         if (inside && second_inside) second.read(line + kStride * a.c);
         char* line_to = to + image * kImageBytes + row % kStride * kStride * kPlaneBytes + row / kStride * kRowBytes;
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) {
+        AT_UNROLL for (int e = 0; e < kVector; ++e) {
           Pack<Element, 2> both;
           both.elements[0] = first.elements[e], both.elements[1] = second.elements[e];
           both.write((Element*)(line_to + e * kChannelBytes));
@@ -141,7 +137,7 @@ struct MmaDepthwise {
     }
   }
 
-  using Sums = float[kVector][kTiles][4];
+  using Accum = float[kVector][kTiles][4];
 
   static constexpr int kSteps = kVector * kFilter * kStride;  // channels x rows of the filter x parities of columns
 
@@ -156,8 +152,7 @@ struct MmaDepthwise {
       band[0] = *(const uint32_t*)from, band[1] = *(const uint32_t*)(from + 16);
       const uint32_t row =
           inputs + e * kChannelBytes + (r % kStride * kStride + parity) * kPlaneBytes + r / kStride * kRowBytes;
-#pragma unroll
-      for (int j = 0; j < kTiles; j += 2) {
+      AT_UNROLL for (int j = 0; j < kTiles; j += 2) {
         uint32_t both[4];
         load_matrices(both, row + j * 16);
         columns[j][0] = both[0], columns[j][1] = both[1];
@@ -168,47 +163,41 @@ struct MmaDepthwise {
   };
 
   // The operands of a step are read before the products of the step before it.
-  AT_DEVICE static void multiply(uint32_t inputs, const char* bands, Sums& sums) {
+  AT_DEVICE static void multiply(uint32_t inputs, const char* bands, Accum& accum) {
     Operands operands[2];
     operands[0].read(inputs, bands, 0);
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+    AT_UNROLL for (int step = 0; step < kSteps; ++step) {
       if (step + 1 < kSteps) operands[(step + 1) % 2].read(inputs, bands, step + 1);
       const Operands& now = operands[step % 2];
-#pragma unroll
-      for (int j = 0; j < kTiles; ++j) {
+      AT_UNROLL for (int j = 0; j < kTiles; ++j) {
         const uint32_t a[4] = {now.columns[j][0], now.columns[j][1], now.columns[j + 1][0], now.columns[j + 1][1]};
-        mma<Element>(sums[step / (kFilter * kStride)][j], a, now.band[0], now.band[1]);
+        mma<Element>(accum[step / (kFilter * kStride)][j], a, now.band[0], now.band[1]);
       }
     }
   }
 
-  AT_DEVICE static void finish(const Params& x, const Place& place, int channel, int first_site, const Sums& sums) {
-    if (channel >= x.a.c) return;
+  AT_DEVICE static void finish(const Params& params, const Place& place, int channel, int first_site, const Accum& accum) {
+    if (channel >= params.a.c) return;
     const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    AT_UNROLL for (int half = 0; half < 2; ++half) {
       const int site = first_site + 8 * half + lane / 4;
       const int image = place.image + site / kRows, row = place.row + site % kRows;
-      if (image >= x.a.n || row >= x.a.p) continue;
-#pragma unroll
-      for (int j = 0; j < kTiles; ++j)
-#pragma unroll
-        for (int odd = 0; odd < 2; ++odd) {
+      if (image >= params.a.n || row >= params.a.p) continue;
+      AT_UNROLL for (int j = 0; j < kTiles; ++j)
+        AT_UNROLL for (int odd = 0; odd < 2; ++odd) {
           const int column = place.column + 8 * j + lane % 4 * 2 + odd;
-          if (column >= x.a.q) continue;
+          if (column >= params.a.q) continue;
           float v[kVector];
-#pragma unroll
-          for (int e = 0; e < kVector; ++e) v[e] = sums[e][j][2 * half + odd];
-          const int64_t offset = (((int64_t)image * x.a.p + row) * x.a.q + column) * x.a.c + channel;
-          Steps::apply(v, x.p.p, x.a, channel, offset);
-          store(v, (Element*)x.p.p[2] + offset);
+          AT_UNROLL for (int e = 0; e < kVector; ++e) v[e] = accum[e][j][2 * half + odd];
+          const int64_t offset = (((int64_t)image * params.a.p + row) * params.a.q + column) * params.a.c + channel;
+          Steps::apply(v, params.p.p, params.a, channel, offset);
+          store(v, (Element*)params.p.p[2] + offset);
         }
     }
   }
 
-  AT_DEVICE static void run(const Params& x, char* shared) {
-    const int walk = blockIdx.x / x.groups, first_channel = (blockIdx.x - walk * x.groups) * kChannels;
+  AT_DEVICE static void run(const Params& params, char* shared) {
+    const int walk = blockIdx.x / params.groups, first_channel = (blockIdx.x - walk * params.groups) * kChannels;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp % kGroups;
     const int first_site = warp / kGroups * 16, site = first_site + lane % 16;
     const uint32_t inputs = (uint32_t)__cvta_generic_to_shared(shared) + group * kGroupBytes +
@@ -216,21 +205,20 @@ struct MmaDepthwise {
     // The lane's pair of taps begins at this place; pairs that begin at odd places are in the second table.
     const int begin = kZeros + lane % 4 * 2 - lane / 4;
     char* bands = shared + kInputBytes;
-    fill_bands(x, first_channel, bands);
+    fill_bands(params, first_channel, bands);
     const char* own = bands + group * kVector * kChannelBands + begin % 2 * kTableBytes + begin / 2 * 4;
     griddepcontrol_wait();
-#pragma unroll 1
-    for (int i = 0; i < kWalk; ++i) {
+    AT_NO_UNROLL for (int i = 0; i < kWalk; ++i) {
       const int tile = walk * kWalk + i;
-      if (tile >= x.tiles) break;
-      const Place place(x, tile);
-      load(x, place, first_channel, shared);
+      if (tile >= params.tiles) break;
+      const Place place(params, tile);
+      load(params, place, first_channel, shared);
       if (i + 1 == kWalk) launch_dependents();
       __syncthreads();
-      Sums sums = {};
-      multiply(inputs, own, sums);
+      Accum accum = {};
+      multiply(inputs, own, accum);
       __syncthreads();  // the inputs are read
-      finish(x, place, first_channel + group * kVector, first_site, sums);
+      finish(params, place, first_channel + group * kVector, first_site, accum);
     }
   }
 };

@@ -39,16 +39,16 @@ struct MmaSeTail {
     if (channel_warps * 32 > kThreads) return refused(out, "c exceeds the channels of one block: its threads");
     if (a.hidden % 4 || a.hidden > kHidden)
       return refused(out, "hidden must be a multiple of 4 and at most what the kernel is compiled for");
-    Params x;
-    x.a = a, x.images = images, x.lanes = kRows / images, x.channel_warps = channel_warps;
+    Params params;
+    params.a = a, params.images = images, params.lanes = kRows / images, params.channel_warps = channel_warps;
     const int groups = kThreads / 32 / channel_warps;
-    x.step = groups * x.lanes, x.warps = groups * channel_warps;
-    if (ceil_div(a.h * a.w, x.step) > kKeep) return refused(out, "h * w exceeds the pixels kept in registers");
-    x.adders = 1;
-    while (x.adders < 32 && 2 * x.adders * images * kHidden <= 32 * x.warps) x.adders *= 2;
-    x.weight = 1.f / (a.h * a.w);
-    const int bytes = (x.warps * kRows * kPitch + images * kHidden) * 4;
-    prepared(out, x, ceil_div(a.n, images), 1, 1, 32 * x.warps, bytes, 0);
+    params.step = groups * params.lanes, params.warps = groups * channel_warps;
+    if (ceil_div(a.h * a.w, params.step) > kKeep) return refused(out, "h * w exceeds the pixels kept in registers");
+    params.adders = 1;
+    while (params.adders < 32 && 2 * params.adders * images * kHidden <= 32 * params.warps) params.adders *= 2;
+    params.weight = 1.f / (a.h * a.w);
+    const int bytes = (params.warps * kRows * kPitch + images * kHidden) * 4;
+    prepared(out, params, ceil_div(a.n, images), 1, 1, 32 * params.warps, bytes, 0);
   }
 
   // A warp's weights: 32 channels x all hidden values of the first layer, all hidden values x 32 channels of the
@@ -59,16 +59,13 @@ struct MmaSeTail {
     float bias[kVector];
     AT_DEVICE void read(const at_se_tail& a, void* const* p, int warp_channel) {
       const int lane = threadIdx.x % 32, row = lane / 4, part = lane % 4;
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
+      AT_UNROLL for (int tile = 0; tile < kTiles; ++tile) {
         const int hidden = 8 * tile + row;
         const Element* from = (const Element*)p[kW1] + (int64_t)hidden * a.c + warp_channel + part * kVector;
         first[tile] = hidden < a.hidden ? *(const uint4*)from : uint4{0, 0, 0, 0};
       }
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step)
-#pragma unroll
-        for (int tile = 0; tile < 4; ++tile) {
+      AT_UNROLL for (int step = 0; step < kSteps; ++step)
+        AT_UNROLL for (int tile = 0; tile < 4; ++tile) {
           const int hidden = 16 * step + 4 * part, channel = warp_channel + row / 2 * kVector + 2 * tile + row % 2;
           const Element* from = (const Element*)p[kW2] + (int64_t)channel * a.hidden + hidden;
           second[step][tile] = hidden < a.hidden ? *(const uint2*)from : uint2{0, 0};
@@ -77,51 +74,45 @@ struct MmaSeTail {
     }
   };
 
-  AT_DEVICE static void run(const Params& x, char* shared) {
-    const at_se_tail& a = x.a;
-    void* const* p = x.p.p;
+  AT_DEVICE static void run(const Params& params, char* shared) {
+    const at_se_tail& a = params.a;
+    void* const* p = params.p.p;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4, part = lane % 4;
-    const int group = warp / x.channel_warps, warp_channel = (warp - group * x.channel_warps) * kWarpChannels;
+    const int group = warp / params.channel_warps, warp_channel = (warp - group * params.channel_warps) * kWarpChannels;
     const int pixels = a.h * a.w, channel = warp_channel + part * kVector;
     float* partial = (float*)shared;                                  // (warp, row, hidden)
-    float4* hiddens = (float4*)(partial + x.warps * kRows * kPitch);  // (image, hidden); 8 rows keep 16-byte alignment
+    float4* hiddens = (float4*)(partial + params.warps * kRows * kPitch);  // (image, hidden); 8 rows keep 16-byte alignment
 
     Weights weights;
     weights.read(a, p, warp_channel);
-    const int pair = threadIdx.x / x.adders, o = pair % kHidden;
+    const int pair = threadIdx.x / params.adders, o = pair % kHidden;
     float first_bias = o < a.hidden ? ((const float*)p[kB1])[o] : 0.f;
     griddepcontrol_wait();
 
-    const int own = row / x.lanes, image = blockIdx.x * x.images + own;
+    const int own = row / params.lanes, image = blockIdx.x * params.images + own;
     const int64_t first = (int64_t)min(image, a.n - 1) * pixels * a.c + channel;
-    const int lane_pixel = group * x.lanes + row - own * x.lanes;
+    const int lane_pixel = group * params.lanes + row - own * params.lanes;
     Pack<Element, kVector> kept[kKeep];
     typename Config::Steps::Fetched fetched[kKeep];
-#pragma unroll
-    for (int i = 0; i < kKeep; ++i) {
-      const int pixel = lane_pixel + i * x.step;
+    AT_UNROLL for (int i = 0; i < kKeep; ++i) {
+      const int pixel = lane_pixel + i * params.step;
       kept[i].words[0] = uint4{0, 0, 0, 0};
       if (pixel < pixels) kept[i].read((const Element*)p[kX] + first + (int64_t)pixel * a.c);
     }
-#pragma unroll
-    for (int i = 0; i < kKeep; ++i) {
-      const int pixel = lane_pixel + i * x.step;
+    AT_UNROLL for (int i = 0; i < kKeep; ++i) {
+      const int pixel = lane_pixel + i * params.step;
       if (pixel < pixels) Config::Steps::fetch(fetched[i], p, first + (int64_t)pixel * a.c);
     }
     launch_dependents();
 
     // The product of this row's part of the mean and the first weights.
     float sum[kVector] = {};
-#pragma unroll
-    for (int i = 0; i < kKeep; ++i)
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) sum[e] += to_float(kept[i].elements[e]);
+    AT_UNROLL for (int i = 0; i < kKeep; ++i)
+      AT_UNROLL for (int e = 0; e < kVector; ++e) sum[e] += to_float(kept[i].elements[e]);
     uint32_t mean[4][2];
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      split<Element>(sum[2 * i] * x.weight, sum[2 * i + 1] * x.weight, mean[i][0], mean[i][1]);
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
+    AT_UNROLL for (int i = 0; i < 4; ++i)
+      split<Element>(sum[2 * i] * params.weight, sum[2 * i + 1] * params.weight, mean[i][0], mean[i][1]);
+    AT_UNROLL for (int tile = 0; tile < kTiles; ++tile) {
       float d[4] = {};
       mma<Element>(d, {mean[0][0], mean[0][1], mean[1][0], mean[1][1]}, weights.first[tile].x, weights.first[tile].y);
       mma<Element>(d, {mean[2][0], mean[2][1], mean[3][0], mean[3][1]}, weights.first[tile].z, weights.first[tile].w);
@@ -131,17 +122,16 @@ struct MmaSeTail {
     __syncthreads();
 
     // hidden = relu(sum + b1); `adders` threads add up one value.
-    const int adder = threadIdx.x % x.adders, count = x.warps * x.lanes;
-#pragma unroll 1
-    for (int i = pair; i < x.images * kHidden; i += 32 * x.warps / x.adders) {
+    const int adder = threadIdx.x % params.adders, count = params.warps * params.lanes;
+    AT_NO_UNROLL for (int i = pair; i < params.images * kHidden; i += 32 * params.warps / params.adders) {
       const int of = i / kHidden, hidden = i % kHidden;
       float total = 0.f;
 #pragma unroll 4
-      for (int j = adder; j < count; j += x.adders) {
-        const int from_warp = j / x.lanes, from_row = of * x.lanes + j - from_warp * x.lanes;
+      for (int j = adder; j < count; j += params.adders) {
+        const int from_warp = j / params.lanes, from_row = of * params.lanes + j - from_warp * params.lanes;
         total += partial[(from_warp * kRows + from_row) * kPitch + hidden];
       }
-      for (int distance = x.adders / 2; distance; distance /= 2) total += __shfl_xor_sync(0xffffffffu, total, distance);
+      for (int distance = params.adders / 2; distance; distance /= 2) total += __shfl_xor_sync(0xffffffffu, total, distance);
       if (i != pair) first_bias = hidden < a.hidden ? ((const float*)p[kB1])[hidden] : 0.f;
       if (adder == 0) ((float*)hiddens)[i] = at_least_zero(total + first_bias);
     }
@@ -149,29 +139,24 @@ struct MmaSeTail {
 
     // gate = sigmoid(w2 hidden + b2) for this thread's image and channels.
     float gate[4][4] = {};
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+    AT_UNROLL for (int step = 0; step < kSteps; ++step) {
       const float4 h = hiddens[own * (kHidden / 4) + 4 * step + part];
       uint32_t low[2], high[2];
       split<Element>(h.x, h.y, low[0], low[1]);
       split<Element>(h.z, h.w, high[0], high[1]);
-#pragma unroll
-      for (int tile = 0; tile < 4; ++tile)
+      AT_UNROLL for (int tile = 0; tile < 4; ++tile)
         mma<Element>(gate[tile], {low[0], low[1], high[0], high[1]}, weights.second[step][tile].x,
                      weights.second[step][tile].y);
     }
     float factor[kVector];
-#pragma unroll
-    for (int e = 0; e < kVector; ++e)
+    AT_UNROLL for (int e = 0; e < kVector; ++e)
       factor[e] = logistic(gate[e / 2][e % 2] + gate[e / 2][2 + e % 2] + weights.bias[e]);
 
-#pragma unroll
-    for (int i = 0; i < kKeep; ++i) {
-      const int pixel = lane_pixel + i * x.step;
+    AT_UNROLL for (int i = 0; i < kKeep; ++i) {
+      const int pixel = lane_pixel + i * params.step;
       if (pixel >= pixels || image >= a.n) continue;
       float v[kVector];
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) v[e] = to_float(kept[i].elements[e]) * factor[e];
+      AT_UNROLL for (int e = 0; e < kVector; ++e) v[e] = to_float(kept[i].elements[e]) * factor[e];
       const int64_t offset = first + (int64_t)pixel * a.c;
       Config::Steps::apply(v, p, a.scalars, channel, offset, fetched[i]);
       store(v, (Element*)p[kY] + offset);

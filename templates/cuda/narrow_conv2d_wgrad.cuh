@@ -16,10 +16,7 @@
 #pragma once
 #include "common/copies.cuh"
 #include "common/mma.cuh"
-#include "common/ptx/registers.cuh"
-#include "common/ptx/shared_memory.cuh"
-#include "common/ptx/tma.cuh"
-#include "common/ptx/wgmma.cuh"
+#include "common/ptx/ptx.cuh"
 #include "common/transposed_matrices.cuh"
 #include "cuda/last_block.cuh"
 
@@ -61,7 +58,7 @@ struct NarrowWgrad {
   static constexpr int kGroupBlocks = 16;  // blocks of a group
   enum { kDyOperand = 0, kXOperand = 1, kDwOperand = 2 };
   static_assert(kM % 32 == 0 && kQ % 16 == 0 && kSums % 4 == 0 && (!kWgmma || kM == 64), "no such tile");
-  static_assert(kCopies || kStages == 2, "through registers, x is loaded one row ahead");
+  static_assert(kCopies || kStages == 2, "through registers, params is loaded one row ahead");
 
   struct Params {
     int n, h, w, k, out_h, out_w;
@@ -69,24 +66,25 @@ struct NarrowWgrad {
     float scalars[AT_MAX_SCALARS];
     at_pointers p;
   };
-  using Sums = float[kTogether * kBlocks][kGroups * 4];
+  using Accum = float[kTogether * kBlocks][kGroups * 4];
 
-  AT_DEVICE static void run(const Params& x, char* memory) {
+  AT_DEVICE static void run(const Params& params, char* memory) {
     const uint32_t smem = ptx::cast_smem_ptr_to_uint(memory);
-    Sums sums = {};
+    Accum accum = {};
     for (int i = threadIdx.x; kCopies && i < kRing * kSlots; i += kThreads)
       ptx::st_shared(smem + kX + i * kSlotBytes, make_uint4(0, 0, 0, 0));  // copies leave elements that no tap meets
     __syncthreads();
     griddepcontrol_wait();
-    const int last = first_row(x, blockIdx.x + 1);
-    for (int row = first_row(x, blockIdx.x); row < last;) {
-      const int begin = row % x.out_h, end = min(x.out_h, begin + last - row), image = row / x.out_h / x.strips;
-      walk(x, smem, Strip{image, row / x.out_h % x.strips * kQ, begin, end}, sums);
+    const int last = first_row(params, blockIdx.x + 1);
+    for (int row = first_row(params, blockIdx.x); row < last;) {
+      const int begin = row % params.out_h, end = min(params.out_h, begin + last - row),
+                image = row / params.out_h / params.strips;
+      walk(params, smem, Strip{image, row / params.out_h % params.strips * kQ, begin, end}, accum);
       row += end - begin;
     }
     launch_dependents();
-    add_parts((float*)memory, sums);
-    finish(x, (float*)memory, (int*)(memory + kFlag));
+    add_parts((float*)memory, accum);
+    finish(params, (float*)memory, (int*)(memory + kFlag));
   }
 
   AT_DEVICE static void prepare(const at_conv2d& a, at_prepared* out) {
@@ -101,10 +99,10 @@ struct NarrowWgrad {
     if (rows * tiles > 1 << 30) return refused(out, "dy has too many rows");
     if (blocks < 1 || blocks > rows) return refused(out, "blocks must be at least 1, and at most the rows of dy");
     const int groups = (int)ceil_div(blocks, kGroupBlocks);
-    Params x{a.n, a.h, a.w, a.k, a.p, a.q, (int)strips, blocks, groups, {}, {}};
-    for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
+    Params params{a.n, a.h, a.w, a.k, a.p, a.q, (int)strips, blocks, groups, {}, {}};
+    for (int i = 0; i < AT_MAX_SCALARS; ++i) params.scalars[i] = a.scalars[i];
     const int64_t workspace = counter_bytes(tiles, groups) + tiles * (blocks + groups) * kSumBytes;
-    prepared(out, x, blocks, (int)tiles, 1, kThreads, kSharedBytes, blocks > 1 ? workspace : 0);
+    prepared(out, params, blocks, (int)tiles, 1, kThreads, kSharedBytes, blocks > 1 ? workspace : 0);
   }
 
  private:
@@ -115,17 +113,15 @@ struct NarrowWgrad {
   // What a thread loads of the new rows of x for a row of dy.
   struct Staged {
     Pack<Element, 8> slots[kSlotLoads];
-    AT_DEVICE void read(const Params& x, const Strip& strip, int p) {
-#pragma unroll
-      for (int i = 0; i < kSlotLoads; ++i) {
+    AT_DEVICE void read(const Params& params, const Strip& strip, int p) {
+      AT_UNROLL for (int i = 0; i < kSlotLoads; ++i) {
         const int slot = threadIdx.x + i * kThreads;
         if (slot < kNewSlots)
-          slots[i] = load_slot(x, strip, p * kStride - kPad + kFilter - kStride + slot / kSlots, slot % kSlots);
+          slots[i] = load_slot(params, strip, p * kStride - kPad + kFilter - kStride + slot / kSlots, slot % kSlots);
       }
     }
     AT_DEVICE void write(uint32_t smem, int row) const {
-#pragma unroll
-      for (int i = 0; i < kSlotLoads; ++i) {
+      AT_UNROLL for (int i = 0; i < kSlotLoads; ++i) {
         const int slot = threadIdx.x + i * kThreads;
         if (slot < kNewSlots) ptx::st_shared(smem + kX + place(row + slot / kSlots, slot % kSlots), slots[i].words[0]);
       }
@@ -133,18 +129,17 @@ struct NarrowWgrad {
   };
 
   // The rows of dy in their order: image, strip, row.
-  AT_DEVICE static int first_row(const Params& x, int block) {
-    return (int)((int64_t)x.n * x.strips * x.out_h * block / x.blocks);
+  AT_DEVICE static int first_row(const Params& params, int block) {
+    return (int)((int64_t)params.n * params.strips * params.out_h * block / params.blocks);
   }
 
-  AT_DEVICE static void walk(const Params& x, uint32_t smem, const Strip& strip, Sums& sums) {
+  AT_DEVICE static void walk(const Params& params, uint32_t smem, const Strip& strip, Accum& accum) {
     if constexpr (!kCopies) {
       for (int i = threadIdx.x; i < kFilter * kSlots; i += kThreads)
-        write_slot(smem, i, load_slot(x, strip, strip.begin * kStride - kPad + i / kSlots, i % kSlots));
+        write_slot(smem, i, load_slot(params, strip, strip.begin * kStride - kPad + i / kSlots, i % kSlots));
     }
-#pragma unroll
-    for (int ahead = 0; ahead < kStages - 1; ++ahead) {
-      if (strip.begin + ahead < strip.end) load(x, smem, strip, strip.begin + ahead);
+    AT_UNROLL for (int ahead = 0; ahead < kStages - 1; ++ahead) {
+      if (strip.begin + ahead < strip.end) load(params, smem, strip, strip.begin + ahead);
       commit_copies();
     }
     for (int p = strip.begin; p < strip.end; ++p) {
@@ -154,28 +149,28 @@ struct NarrowWgrad {
       const int next = p + kStages - 1;
       Staged staged;
       if (next < strip.end) {
-        load(x, smem, strip, next);
-        if constexpr (!kCopies) staged.read(x, strip, next);
+        load(params, smem, strip, next);
+        if constexpr (!kCopies) staged.read(params, strip, next);
       }
       commit_copies();
       const int row = (p - strip.begin) * kStride;
-      if constexpr (kWgmma) multiply_warpgroup(smem + p % kStages * kDyBytes, smem + kX, row, sums);
-      else multiply(smem + p % kStages * kDyBytes, smem + kX, row, sums);
+      if constexpr (kWgmma) multiply_warpgroup(smem + p % kStages * kDyBytes, smem + kX, row, accum);
+      else multiply(smem + p % kStages * kDyBytes, smem + kX, row, accum);
       if (!kCopies && next < strip.end) staged.write(smem, (next - strip.begin) * kStride + kFilter - kStride);
     }
     __syncthreads();  // the next strip begins with other rows
   }
 
   // Loads a row of dy, and the rows of x that it meets and the row before does not.
-  AT_DEVICE static void load(const Params& x, uint32_t smem, const Strip& strip, int p) {
-    load_dy(x, smem, strip, p);
+  AT_DEVICE static void load(const Params& params, uint32_t smem, const Strip& strip, int p) {
+    load_dy(params, smem, strip, p);
     if constexpr (kCopies) {
       const bool is_first = p == strip.begin;
       const int first =
           (p - strip.begin) * kStride + (is_first ? 0 : kFilter - kStride);  // since the strip's first row
       for (int i = threadIdx.x; i < (is_first ? kFilter * kSlots : kNewSlots); i += kThreads) {
         const int row = first + i / kSlots, slot = i % kSlots;
-        copy_slot(x, strip, strip.begin * kStride - kPad + row, slot, smem + kX + place(row, slot));
+        copy_slot(params, strip, strip.begin * kStride - kPad + row, slot, smem + kX + place(row, slot));
       }
     }
   }
@@ -184,31 +179,29 @@ struct NarrowWgrad {
   AT_DEVICE static int place(int row, int slot) { return (row % kRing * kSlots + slot) * kSlotBytes; }
 
   // Copies a slot; zeros stand for pixels beyond the image.
-  AT_DEVICE static void copy_slot(const Params& x, const Strip& strip, int row, int slot, uint32_t to) {
+  AT_DEVICE static void copy_slot(const Params& params, const Strip& strip, int row, int slot, uint32_t to) {
     const int pixel = (strip.q + slot) * kStride - kPad - kShift;
-    const bool in_image = row >= 0 && row < x.h;
-    const Element* const all = (const Element*)x.p.p[kXOperand];
-    const Element* const from = all + ((int64_t)(strip.image * x.h + row) * x.w + pixel) * kChannels;
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
+    const bool in_image = row >= 0 && row < params.h;
+    const Element* const all = (const Element*)params.p.p[kXOperand];
+    const Element* const from = all + ((int64_t)(strip.image * params.h + row) * params.w + pixel) * kChannels;
+    AT_UNROLL for (int i = 0; i < kLoads; ++i) {
       const int met = pixel + i * kAccess / kChannels;  // a copy of two pixels begins at an even one, and w is even
-      const bool inside = in_image && met >= 0 && met < x.w;
+      const bool inside = in_image && met >= 0 && met < params.w;
       copy_async(to + i * 4, inside ? from + i * kAccess : all, 4, inside);
     }
   }
 
   // The same through registers, for pixels that are not aligned to 32 bits.
-  AT_DEVICE static Pack<Element, 8> load_slot(const Params& x, const Strip& strip, int row, int slot) {
+  AT_DEVICE static Pack<Element, 8> load_slot(const Params& params, const Strip& strip, int row, int slot) {
     Pack<Element, 8> found;
     found.words[0] = make_uint4(0, 0, 0, 0);
     const int pixel = (strip.q + slot) * kStride - kPad - kShift;
-    if (row < 0 || row >= x.h) return found;
+    if (row < 0 || row >= params.h) return found;
     const Element* const from =
-        (const Element*)x.p.p[kXOperand] + ((int64_t)(strip.image * x.h + row) * x.w + pixel) * kChannels;
-#pragma unroll
-    for (int i = 0; i < kPixels * kChannels; ++i) {
+        (const Element*)params.p.p[kXOperand] + ((int64_t)(strip.image * params.h + row) * params.w + pixel) * kChannels;
+    AT_UNROLL for (int i = 0; i < kPixels * kChannels; ++i) {
       const int met = pixel + i / kChannels;
-      if (met >= 0 && met < x.w) found.elements[i] = from[i];
+      if (met >= 0 && met < params.w) found.elements[i] = from[i];
     }
     return found;
   }
@@ -223,104 +216,88 @@ struct NarrowWgrad {
     return pixel * kDyRow + (unit ^ key) * 16;
   }
 
-  AT_DEVICE static void load_dy(const Params& x, uint32_t smem, const Strip& strip, int p) {
+  AT_DEVICE static void load_dy(const Params& params, uint32_t smem, const Strip& strip, int p) {
     const uint32_t to = smem + p % kStages * kDyBytes;
     const Element* const row =
-        (const Element*)x.p.p[kDyOperand] + ((int64_t)strip.image * x.out_h + p) * x.out_w * x.k + blockIdx.y * kM;
+        (const Element*)params.p.p[kDyOperand] + ((int64_t)strip.image * params.out_h + p) * params.out_w * params.k + blockIdx.y * kM;
     for (int i = threadIdx.x; i < kQ * kUnits; i += kThreads) {
       const int pixel = i / kUnits, unit = i % kUnits, q = strip.q + pixel;
-      const bool inside = q < x.out_w && (int)blockIdx.y * kM + unit * 8 < x.k;
-      copy_async(to + dy_offset(pixel, unit), inside ? row + (int64_t)q * x.k + unit * 8 : row, 16, inside);
+      const bool inside = q < params.out_w && (int)blockIdx.y * kM + unit * 8 < params.k;
+      copy_async(to + dy_offset(pixel, unit), inside ? row + (int64_t)q * params.k + unit * 8 : row, 16, inside);
     }
   }
 
   // row: of x, the first that the row of dy meets.
-  AT_DEVICE static void multiply(uint32_t dy, uint32_t slots, int row, Sums& sums) {
+  AT_DEVICE static void multiply(uint32_t dy, uint32_t slots, int row, Accum& accum) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = warp / kParts * kTogether;
     const int a_pixel = lane % 8 + lane / 16 * 8, a_unit = lane / 8 % 2;
     const int b_slot = lane % 16 + lane / 16 * kStep;
     uint32_t rows[kTogether];
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) rows[i] = slots + place(row + first + i, 0);
-#pragma unroll
-    for (int round = 0; round < (kQ / 16 + kParts - 1) / kParts; ++round) {
+    AT_UNROLL for (int i = 0; i < kTogether; ++i) rows[i] = slots + place(row + first + i, 0);
+    AT_UNROLL for (int round = 0; round < (kQ / 16 + kParts - 1) / kParts; ++round) {
       const int pixel = (round * kParts + warp % kParts) * 16;
       if (kQ / 16 % kParts && pixel >= kQ) break;
       uint32_t a[kBlocks][4];
-#pragma unroll
-      for (int i = 0; i < kBlocks; ++i) load_matrices_transposed(a[i], dy + dy_offset(pixel + a_pixel, 2 * i + a_unit));
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
+      AT_UNROLL for (int i = 0; i < kBlocks; ++i) load_matrices_transposed(a[i], dy + dy_offset(pixel + a_pixel, 2 * i + a_unit));
+      AT_UNROLL for (int i = 0; i < kTogether; ++i) {
         if (kFilter % kTogether && first + i >= kFilter) break;
         uint32_t b[kGroups / 2 * 2 + 2][2];
-#pragma unroll
-        for (int j = 0; j + 1 < kGroups; j += 2) {
+        AT_UNROLL for (int j = 0; j + 1 < kGroups; j += 2) {
           uint32_t both[4];
           load_matrices_transposed(both, rows[i] + (pixel + b_slot + j * kStep) * kSlotBytes);
           b[j][0] = both[0], b[j][1] = both[1], b[j + 1][0] = both[2], b[j + 1][1] = both[3];
         }
         if constexpr (kGroups % 2)
           load_matrices_transposed(b[kGroups - 1], rows[i] + (pixel + lane % 16 + (kGroups - 1) * kStep) * kSlotBytes);
-#pragma unroll
-        for (int j = 0; j < kGroups; ++j)
-#pragma unroll
-          for (int m = 0; m < kBlocks; ++m)
-            mma<Element>(reinterpret_cast<float (&)[4]>(sums[i * kBlocks + m][j * 4]), a[m], b[j][0], b[j][1]);
+        AT_UNROLL for (int j = 0; j < kGroups; ++j)
+          AT_UNROLL for (int m = 0; m < kBlocks; ++m)
+            mma<Element>(reinterpret_cast<float (&)[4]>(accum[i * kBlocks + m][j * 4]), a[m], b[j][0], b[j][1]);
       }
     }
   }
 
-  AT_DEVICE static void multiply_warpgroup(uint32_t dy, uint32_t slots, int row, Sums& sums) {
+  AT_DEVICE static void multiply_warpgroup(uint32_t dy, uint32_t slots, int row, Accum& accum) {
     constexpr uint32_t kHi = kStep * kSlotBytes / 16;    // no swizzle; from eight columns to the next
     constexpr uint32_t kLo = 8 * kSlotBytes / 16 << 16;  // from eight pixels to the next
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int a_pixel = lane % 8 + lane / 16 * 8, a_unit = warp % 4 * 2 + lane / 8 % 2;
     uint32_t rows[kFilter];
-#pragma unroll
-    for (int i = 0; i < kFilter; ++i) rows[i] = (slots + place(row + i, 0) & 0x3ffff) >> 4 | kLo;
+    AT_UNROLL for (int i = 0; i < kFilter; ++i) rows[i] = (slots + place(row + i, 0) & 0x3ffff) >> 4 | kLo;
     uint32_t a[2][4];
-    ptx::warpgroup_fence_operand(sums);
-#pragma unroll
-    for (int round = 0; round < (kQ / 16 + kParts - 1) / kParts; ++round) {
+    ptx::warpgroup_fence_operand(accum);
+    AT_UNROLL for (int round = 0; round < (kQ / 16 + kParts - 1) / kParts; ++round) {
       const int pixel = ptx::warp_uniform(round * kParts + warp / 4) * 16;
       if (kQ / 16 % kParts && pixel >= kQ) break;
       load_matrices_transposed(a[round % 2], dy + dy_offset(pixel + a_pixel, a_unit));
       ptx::warpgroup_arrive();
-#pragma unroll
-      for (int i = 0; i < kFilter; ++i)
-        Config::wgmma(sums[i], a[round % 2], ptx::SmemDescriptor{rows[i] + pixel, kHi}, 1);
+      AT_UNROLL for (int i = 0; i < kFilter; ++i)
+        Config::wgmma(accum[i], a[round % 2], ptx::SmemDescriptor{rows[i] + pixel, kHi}, 1);
       ptx::warpgroup_commit_batch();
       ptx::warpgroup_wait<1>();
     }
     ptx::warpgroup_wait<0>();
-    ptx::warpgroup_fence_operand(sums);
+    ptx::warpgroup_fence_operand(accum);
   }
 
   // ---- The end: sums of all blocks ----
 
   // Writes the block's sums in the order of dw to shared memory.
-  AT_DEVICE static void add_parts(float* to, const Sums& sums) {
+  AT_DEVICE static void add_parts(float* to, const Accum& accum) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = kWgmma ? 0 : warp / kParts * kTogether;
     const int channel = lane / 4 + (kWgmma ? warp % 4 * 16 : 0);
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
+    AT_UNROLL for (int part = 0; part < kParts; ++part) {
       if ((kWgmma ? warp / 4 : warp % kParts) == part) {
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i)
-#pragma unroll
-          for (int j = 0; j < kGroups; ++j)
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
+        AT_UNROLL for (int i = 0; i < kTogether; ++i)
+          AT_UNROLL for (int j = 0; j < kGroups; ++j)
+            AT_UNROLL for (int e = 0; e < 2; ++e) {
               const int element = lane % 4 * 2 + e;  // of the slot
               const int tap = j * kPixels + element / kChannels - kShift;
               if (first + i >= kFilter || element >= kPixels * kChannels || tap < 0 || tap >= kFilter) continue;
               float* const at = to + ((first + i) * kFilter + tap) * kChannels + element % kChannels;
-#pragma unroll
-              for (int m = 0; m < kBlocks; ++m)
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
+              AT_UNROLL for (int m = 0; m < kBlocks; ++m)
+                AT_UNROLL for (int half = 0; half < 2; ++half) {
                   float& sum = at[(m * 16 + half * 8 + channel) * kElements];
-                  const float own = sums[i * kBlocks + m][j * 4 + half * 2 + e];
+                  const float own = accum[i * kBlocks + m][j * 4 + half * 2 + e];
                   sum = part ? sum + own : own;
                 }
             }
@@ -333,25 +310,25 @@ struct NarrowWgrad {
     return ceil_div(tiles * (groups + 1) * (int64_t)sizeof(int), 128) * 128;
   }
 
-  AT_DEVICE static void finish(const Params& x, const float* own, int* flag) {
-    const auto store_total = [&](int i, const float (&v)[4]) { store_sums(x, i, v); };
-    if (x.blocks == 1) return total((const float4*)own, 1, store_total);
+  AT_DEVICE static void finish(const Params& params, const float* own, int* flag) {
+    const auto store_total = [&](int i, const float (&v)[4]) { store_sums(params, i, v); };
+    if (params.blocks == 1) return total((const float4*)own, 1, store_total);
     // The workspace: for each tile a counter for each group and one for all; then the sums of blocks and of groups.
-    int* const counters = (int*)x.p.p[AT_WORKSPACE] + blockIdx.y * (x.groups + 1);
-    float4* const blocks = (float4*)((char*)x.p.p[AT_WORKSPACE] + counter_bytes(gridDim.y, x.groups)) +
-                           (int64_t)blockIdx.y * (x.blocks + x.groups) * (kSums / 4);
-    float4* const groups = blocks + (int64_t)x.blocks * (kSums / 4);
+    int* const counters = (int*)params.p.p[AT_WORKSPACE] + blockIdx.y * (params.groups + 1);
+    float4* const blocks = (float4*)((char*)params.p.p[AT_WORKSPACE] + counter_bytes(gridDim.y, params.groups)) +
+                           (int64_t)blockIdx.y * (params.blocks + params.groups) * (kSums / 4);
+    float4* const groups = blocks + (int64_t)params.blocks * (kSums / 4);
     const auto store_in = [](float4* to) {
       return [to](int i, const float (&v)[4]) { to[i] = make_float4(v[0], v[1], v[2], v[3]); };
     };
     total((const float4*)own, 1, store_in(blocks + (int64_t)blockIdx.x * (kSums / 4)));
     const int group = blockIdx.x / kGroupBlocks, first = group * kGroupBlocks;
-    const int members = min(kGroupBlocks, x.blocks - first);
+    const int members = min(kGroupBlocks, params.blocks - first);
     if (!is_last_block(counters + group, members, flag)) return;
     const float4* const of_group = blocks + (int64_t)first * (kSums / 4);
-    if (x.groups == 1) return total(of_group, members, store_total);
+    if (params.groups == 1) return total(of_group, members, store_total);
     total(of_group, members, store_in(groups + (int64_t)group * (kSums / 4)));
-    if (is_last_block(counters + x.groups, x.groups, flag)) total(groups, x.groups, store_total);
+    if (is_last_block(counters + params.groups, params.groups, flag)) total(groups, params.groups, store_total);
   }
 
   // Adds up `count` arrays of sums; calls store(i, v) for the four from 4 i on.
@@ -368,15 +345,14 @@ struct NarrowWgrad {
     }
   }
 
-  AT_DEVICE static void store_sums(const Params& x, int i, const float (&v)[4]) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
+  AT_DEVICE static void store_sums(const Params& params, int i, const float (&v)[4]) {
+    AT_UNROLL for (int e = 0; e < 4; ++e) {
       const int element = 4 * i + e;
-      if ((int)blockIdx.y * kM + element / kElements >= x.k) return;
+      if ((int)blockIdx.y * kM + element / kElements >= params.k) return;
       const int64_t offset = (int64_t)blockIdx.y * kSums + element;
       float one[1] = {v[e]};
-      Config::apply(one, x.p.p, x.scalars, element % kChannels, offset);
-      store(one, (Element*)x.p.p[kDwOperand] + offset);
+      Config::apply(one, params.p.p, params.scalars, element % kChannels, offset);
+      store(one, (Element*)params.p.p[kDwOperand] + offset);
     }
   }
 };

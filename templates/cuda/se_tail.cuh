@@ -137,15 +137,13 @@ struct SeTail {
 
   // Loads this thread's first kKeep pixels of the image and, with kEarly, the tensors that the steps read there.
   AT_DEVICE static void read(Kept& kept, const at_se_tail& a, void* const* p, const Part& part, int64_t first) {
-#pragma unroll
-    for (int i = 0; i < kKeep; ++i) {
+    AT_UNROLL for (int i = 0; i < kKeep; ++i) {
       const int pixel = part.lane + i * part.lanes;
       if (part.active && pixel < part.pixels)
         kept.x[i].read((const Element*)p[kX] + first + pixel * a.c + part.channel);
     }
     if constexpr (kEarly && !Config::kGatesOnly) {
-#pragma unroll
-      for (int i = 0; i < kKeep; ++i) {
+      AT_UNROLL for (int i = 0; i < kKeep; ++i) {
         const int pixel = part.lane + i * part.lanes;
         if (part.active && pixel < part.pixels)
           Config::Steps::fetch(kept.fetched[i], p, first + (int64_t)pixel * a.c + part.channel);
@@ -158,17 +156,14 @@ struct SeTail {
                                  const Weights& weights, const Layout& at, char* memory) {
     float *sums = (float*)memory, *mean = (float*)(memory + at.mean), *hidden = (float*)(memory + at.hidden);
     float sum[kVector] = {};
-#pragma unroll
-    for (int i = 0; i < kKeep; ++i)
+    AT_UNROLL for (int i = 0; i < kKeep; ++i)
       if (part.active && part.lane + i * part.lanes < part.pixels) {
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) sum[e] += to_float(kept.x[i].elements[e]);
+        AT_UNROLL for (int e = 0; e < kVector; ++e) sum[e] += to_float(kept.x[i].elements[e]);
       }
     for (int pixel = part.lane + kKeep * part.lanes; part.active && pixel < part.pixels; pixel += part.lanes) {
       float v[kVector];
       load(v, x + pixel * a.c + part.channel);
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) sum[e] += v[e];
+      AT_UNROLL for (int e = 0; e < kVector; ++e) sum[e] += v[e];
     }
 
     // mean: partial sums in rows of shared memory; then each thread adds up one column.
@@ -176,8 +171,7 @@ struct SeTail {
       if (part.active) store(sum, sums + part.lane * a.c + part.channel);
     } else {
       for (int distance = 16; distance >= part.groups; distance /= 2)
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) sum[e] += __shfl_xor_sync(0xffffffffu, sum[e], distance);
+        AT_UNROLL for (int e = 0; e < kVector; ++e) sum[e] += __shfl_xor_sync(0xffffffffu, sum[e], distance);
       if ((int)threadIdx.x % 32 < part.groups) store(sum, sums + threadIdx.x / 32 * a.c + part.channel);
     }
     if constexpr (kEarly) wait_for_copies();
@@ -208,11 +202,9 @@ struct SeTail {
       float total = 0.f;
       for (int first = (int)threadIdx.x % 32 * kVector; first < a.c; first += kAhead * 32 * kVector) {
         Pack<Element, kVector> w[kAhead];
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i)
+        AT_UNROLL for (int i = 0; i < kAhead; ++i)
           if (first + i * 32 * kVector < a.c) w[i].read(row + first + i * 32 * kVector);
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i)
+        AT_UNROLL for (int i = 0; i < kAhead; ++i)
           if (first + i * 32 * kVector < a.c) total = add_products(total, w[i], mean + first + i * 32 * kVector);
       }
       for (int distance = 16; distance; distance /= 2) total += __shfl_xor_sync(0xffffffffu, total, distance);
@@ -242,8 +234,7 @@ struct SeTail {
 
   template <int N>
   AT_DEVICE static float add_products(float total, const Pack<Element, N>& w, const float* v) {
-#pragma unroll
-    for (int e = 0; e < N; ++e) total += to_float(w.elements[e]) * v[e];
+    AT_UNROLL for (int e = 0; e < N; ++e) total += to_float(w.elements[e]) * v[e];
     return total;
   }
 
@@ -252,11 +243,9 @@ struct SeTail {
   AT_DEVICE static float row_sum(float total, const Element* row, const float* values, int count) {
     for (int first = 0; first < count; first += kAhead * N) {
       Pack<Element, N> w[kAhead];
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i)
+      AT_UNROLL for (int i = 0; i < kAhead; ++i)
         if (first + i * N < count) w[i].read(row + first + i * N);
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i)
+      AT_UNROLL for (int i = 0; i < kAhead; ++i)
         if (first + i * N < count) total = add_products(total, w[i], values + first + i * N);
     }
     return total;
@@ -315,19 +304,16 @@ struct SeTail {
     float gate[kVector];
     load(gate, gates + part.channel);
     const auto put = [&](float (&v)[kVector], int pixel, const typename Config::Steps::Fetched& fetched) {
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) v[e] *= gate[e];
+      AT_UNROLL for (int e = 0; e < kVector; ++e) v[e] *= gate[e];
       const int64_t offset = first + (int64_t)pixel * a.c + part.channel;
       Config::Steps::apply(v, p, a.scalars, part.channel, offset, fetched);
       store(v, (Element*)p[kY] + offset);
     };
-#pragma unroll
-    for (int i = 0; i < kKeep; ++i) {
+    AT_UNROLL for (int i = 0; i < kKeep; ++i) {
       const int pixel = part.lane + i * part.lanes;
       if (pixel < part.pixels) {
         float v[kVector];
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) v[e] = to_float(kept.x[i].elements[e]);
+        AT_UNROLL for (int e = 0; e < kVector; ++e) v[e] = to_float(kept.x[i].elements[e]);
         put(v, pixel, kept.fetched[kEarly ? i : 0]);
       }
     }

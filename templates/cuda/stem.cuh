@@ -63,7 +63,7 @@ struct StemKernel {
   static constexpr int kWeightBytes = kWgmma ? kSteps * kN * 32 : 0;
   static constexpr int kSharedBytes = kStages * kStageBytes + (kWgmma ? kWeightBytes + 256 : 0);
 
-  using Sums = float[kN / 2];
+  using Accum = float[kN / 2];
 
   // The tiles of a block: `count` tiles from output row `row` downwards.
   struct Place {
@@ -114,8 +114,7 @@ struct StemKernel {
 
   // Loads operand A: taps 2t and 2t + 1 of both of a thread's pixels, for each half of a step.
   AT_DEVICE static void load_pixels(uint32_t (&a)[kSteps][4], const uint32_t* words) {
-#pragma unroll
-    for (int half = 0; half < 2 * kSteps; ++half) {
+    AT_UNROLL for (int half = 0; half < 2 * kSteps; ++half) {
       const uint32_t* line;
       if constexpr (kTaps % 8 == 0) line = words + line_offset(half / (kTaps / 8)) + half % (kTaps / 8) * 4;
       else line = words + (threadIdx.x % 4 < 2 ? line_offset(2 * half) : line_offset(2 * half + 1));
@@ -134,49 +133,39 @@ struct StemKernel {
 
     // Computes kCount neighbouring rows of the convolution. words: this thread's first pixel and taps.
     template <int kCount>
-    AT_DEVICE void rows(Sums (&sums)[kCount], const uint32_t* words) const {
+    AT_DEVICE void rows(Accum (&accum)[kCount], const uint32_t* words) const {
       uint32_t a[kCount][kSteps][4];
-#pragma unroll
-      for (int row = 0; row < kCount; ++row) load_pixels(a[row], words + kStride * row * kPitch);
+      AT_UNROLL for (int row = 0; row < kCount; ++row) load_pixels(a[row], words + kStride * row * kPitch);
       if constexpr (kWgmma) {
         ptx::warpgroup_arrive();
-#pragma unroll
-        for (int row = 0; row < kCount; ++row)
-#pragma unroll
-          for (int step = 0; step < kSteps; ++step) {
+        AT_UNROLL for (int row = 0; row < kCount; ++row)
+          AT_UNROLL for (int step = 0; step < kSteps; ++step) {
             const uint64_t b =
                 ptx::SmemDescriptor{ptx::descriptor_lo(shared + step * kN * 32), ptx::descriptor_hi<32>(256)};
-            Config::wgmma(sums[row], a[row][step], b, step > 0);
+            Config::wgmma(accum[row], a[row][step], b, step > 0);
           }
         ptx::warpgroup_commit_batch();
         ptx::warpgroup_wait<0>();
-        ptx::warpgroup_fence_operand(sums);
+        ptx::warpgroup_fence_operand(accum);
       } else {
-#pragma unroll
-        for (int row = 0; row < kCount; ++row)
-#pragma unroll
-          for (int i = 0; i < kN / 2; ++i) sums[row][i] = 0.f;
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step)
-#pragma unroll
-          for (int row = 0; row < kCount; ++row)
-#pragma unroll
-            for (int n8 = 0; n8 < kN / 8; ++n8) {
+        AT_UNROLL for (int row = 0; row < kCount; ++row)
+          AT_UNROLL for (int i = 0; i < kN / 2; ++i) accum[row][i] = 0.f;
+        AT_UNROLL for (int step = 0; step < kSteps; ++step)
+          AT_UNROLL for (int row = 0; row < kCount; ++row)
+            AT_UNROLL for (int n8 = 0; n8 < kN / 8; ++n8) {
               const uint32_t* b = held + step * kN / 4 + 2 * n8;
-              mma<Element>(reinterpret_cast<float (&)[4]>(sums[row][4 * n8]), a[row][step], b[0], b[1]);
+              mma<Element>(reinterpret_cast<float (&)[4]>(accum[row][4 * n8]), a[row][step], b[0], b[1]);
             }
       }
     }
   };
 
   // best = max(best, sums): the maximum over the rows of a pool window so far.
-  AT_DEVICE static void take(Sums& best, const Sums& sums) {
-#pragma unroll
-    for (int i = 0; i < kN / 2; ++i) best[i] = larger(best[i], sums[i]);
+  AT_DEVICE static void take(Accum& best, const Accum& accum) {
+    AT_UNROLL for (int i = 0; i < kN / 2; ++i) best[i] = larger(best[i], accum[i]);
   }
-  AT_DEVICE static void clear(Sums& best) {
-#pragma unroll
-    for (int i = 0; i < kN / 2; ++i) best[i] = lowest();
+  AT_DEVICE static void clear(Accum& best) {
+    AT_UNROLL for (int i = 0; i < kN / 2; ++i) best[i] = lowest();
   }
 
   struct Column {
@@ -190,21 +179,19 @@ struct StemKernel {
     }
   };
 
-  AT_DEVICE static void store(const Params& params, const Place& at, const Column& column, int row, const Sums& sums,
+  AT_DEVICE static void store(const Params& params, const Place& at, const Column& column, int row, const Accum& accum,
                               int pixel) {
     const Problem& a = params.a;
     const int q = column.output + pixel * kSecond;
     const bool extra = kPool && threadIdx.x % 32 >= 28;  // its pixels only serve the neighbouring thread
     if (row >= a.p || q >= a.q || extra) return;
-#pragma unroll
-    for (int block = 0; block < kN / 32; ++block) {
+    AT_UNROLL for (int block = 0; block < kN / 32; ++block) {
       const int channel = column.channel + 32 * block;
       if (channel >= a.k) return;
       float v[8];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        v[2 * j] = sums[16 * block + 4 * j + 2 * pixel];
-        v[2 * j + 1] = sums[16 * block + 4 * j + 2 * pixel + 1];
+      AT_UNROLL for (int j = 0; j < 4; ++j) {
+        v[2 * j] = accum[16 * block + 4 * j + 2 * pixel];
+        v[2 * j + 1] = accum[16 * block + 4 * j + 2 * pixel + 1];
       }
       const int64_t offset = (((int64_t)at.image * a.p + row) * a.q + q) * a.k + channel;
       Config::apply(v, params.p.p, a.scalars, channel, offset);
@@ -214,13 +201,11 @@ struct StemKernel {
 
   // Stores the maximum over a pool window's three columns. best: the maximum over its three rows.
   AT_DEVICE static void store_pooled(const Params& params, const Place& at, const Column& column, int row,
-                                     const Sums& best, int conv_q) {
+                                     const Accum& best, int conv_q) {
     const bool first = column.conv >= 0 && column.conv < conv_q, second = column.conv + 1 < conv_q;
-    Sums pooled;
-#pragma unroll
-    for (int i = 0; i < kN / 2; i += 4)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
+    Accum pooled;
+    AT_UNROLL for (int i = 0; i < kN / 2; i += 4)
+      AT_UNROLL for (int e = 0; e < 2; ++e) {
         const float left = first ? best[i + e] : lowest(), middle = second ? best[i + 2 + e] : lowest();
         pooled[i + e] = larger(larger(left, middle), __shfl_down_sync(0xffffffffu, left, 4));
       }
@@ -247,8 +232,7 @@ struct StemKernel {
       ptx::fence_view_async_shared();
       products.shared = base;
     } else {
-#pragma unroll
-      for (int i = 0; i < kSteps * kN / 4; ++i) {  // (step, eighth of the channels, half of the step)
+      AT_UNROLL for (int i = 0; i < kSteps * kN / 4; ++i) {  // (step, eighth of the channels, half of the step)
         const int step = i / (kN / 4), n = i / 2 % (kN / 8) * 8 + lane / 4, k = 16 * step + i % 2 * 8 + lane % 4 * 2;
         products.held[i] = weights(params, at.channel + warp / kStrips * kN, n, k);
       }
@@ -262,7 +246,7 @@ struct StemKernel {
     load_tile(params, at, at.row, stages);
     commit_copies();
 
-    Sums best;
+    Accum best;
     clear(best);
     for (int tile = 0; tile < at.count; ++tile) {
       const int row = at.row + tile * kRows, conv_row = conv_first(row);
@@ -280,31 +264,27 @@ struct StemKernel {
       // The first row of the first window. Later windows keep the last row of the window above.
       if constexpr (kPool) {
         if (tile == 0) {
-          Sums sums[1];
-          products.rows(sums, image);
-          if (conv_row >= 0) take(best, sums[0]);
+          Accum accum[1];
+          products.rows(accum, image);
+          if (conv_row >= 0) take(best, accum[0]);
         }
       }
       constexpr int kTogether = Config::kTogether, kMore = kPool ? 1 : 0, kEach = kPool ? 2 : kTogether;
-#pragma unroll 1
-      for (int y = 0; y < kConvRows - kMore; y += kEach) {
-#pragma unroll
-        for (int part = 0; part < kEach; part += kTogether) {
-          Sums sums[kTogether];
-          products.rows(sums, image + kStride * (y + kMore + part) * kPitch);
-#pragma unroll
-          for (int i = 0; i < kTogether; ++i) {
+      AT_NO_UNROLL for (int y = 0; y < kConvRows - kMore; y += kEach) {
+        AT_UNROLL for (int part = 0; part < kEach; part += kTogether) {
+          Accum accum[kTogether];
+          products.rows(accum, image + kStride * (y + kMore + part) * kPitch);
+          AT_UNROLL for (int i = 0; i < kTogether; ++i) {
             const int of_pool = part + i;
             if constexpr (kPool) {
-              if (conv_row + 1 + y + of_pool < conv_p) take(best, sums[i]);
+              if (conv_row + 1 + y + of_pool < conv_p) take(best, accum[i]);
               if (of_pool == 1) {
                 store_pooled(params, at, column, row + y / 2, best, conv_q);
-#pragma unroll
-                for (int j = 0; j < kN / 2; ++j) best[j] = sums[i][j];
+                AT_UNROLL for (int j = 0; j < kN / 2; ++j) best[j] = accum[i][j];
               }
             } else {
-              store(params, at, column, row + y + i, sums[i], 0);
-              store(params, at, column, row + y + i, sums[i], 1);
+              store(params, at, column, row + y + i, accum[i], 0);
+              store(params, at, column, row + y + i, accum[i], 1);
             }
           }
         }

@@ -25,7 +25,7 @@ struct StemAheadKernel : StemKernel<Config> {
   using typename Base::Params;
   using typename Base::Place;
   using typename Base::Problem;
-  using typename Base::Sums;
+  using typename Base::Accum;
   using Element = typename Base::Element;
   static constexpr int kFilter = Base::kFilter, kStride = Base::kStride, kPlanes = Base::kPlanes, kN = Base::kN;
   static constexpr int kStages = Base::kStages, kThreads = Base::kThreads, kTall = Base::kTall, kTaps = Base::kTaps;
@@ -67,11 +67,9 @@ struct StemAheadKernel : StemKernel<Config> {
   AT_DEVICE static void load_weights(const Params& params, int first_channel, char* shared) {
     static_assert(kN * 8 % kThreads == 0, "all threads have the same number of words");
     const int half = threadIdx.x % 8 / 4;
-#pragma unroll
-    for (int from = 0; from < kN * 8; from += kThreads) {
+    AT_UNROLL for (int from = 0; from < kN * 8; from += kThreads) {
       const int n = (from + threadIdx.x) / 8, place = n * 32 + (half ^ n / 4 % 2) * 16 + threadIdx.x % 4 * 4;
-#pragma unroll
-      for (int step = 0; step < Base::kSteps; ++step) {
+      AT_UNROLL for (int step = 0; step < Base::kSteps; ++step) {
         const int k = (half ? unsorted(16 * step + 8) : unsorted(16 * step)) + threadIdx.x % 4 * 2;
         *(uint32_t*)(shared + step * kN * 32 + place) = Base::weights(params, first_channel, n, k);
       }
@@ -82,8 +80,7 @@ struct StemAheadKernel : StemKernel<Config> {
   template <int kRows, int kSteps>
   AT_DEVICE static void load_rows(uint32_t (&a)[kSteps][4], const uint32_t* words, int top) {
     words += top * kPitch;
-#pragma unroll
-    for (int half = 0; half < 2 * kSteps; ++half) {
+    AT_UNROLL for (int half = 0; half < 2 * kSteps; ++half) {
       const int line = half / kParts;
       const bool known = line < kPlanes * kRows;
       const uint32_t* from = words + (line / kRows * kTall + line % kRows) * kPitch + half % kParts * 4;
@@ -100,44 +97,43 @@ struct StemAheadKernel : StemKernel<Config> {
   }
 
   // Issues the products of the row that has this turn.
-  AT_DEVICE static void issue(const Operands& a, Sums (&sums)[2], int turn, uint32_t weights) {
+  AT_DEVICE static void issue(const Operands& a, Accum (&accum)[2], int turn, uint32_t weights) {
     ptx::warpgroup_arrive();
-#pragma unroll
-    for (int step = 0; step < Base::kSteps; ++step) {
+    AT_UNROLL for (int step = 0; step < Base::kSteps; ++step) {
       const uint64_t b = ptx::SmemDescriptor{ptx::descriptor_lo(weights + step * kN * 32), ptx::descriptor_hi<32>(256)};
       if (step < kBlocks * kBlockSteps)
-        Config::wgmma(sums[turn % 2], a.blocks[(turn + step / kBlockSteps) % kSlots][step % kBlockSteps], b, step > 0);
-      else Config::wgmma(sums[turn % 2], a.rest[turn % 2][step - kBlocks * kBlockSteps], b, step > 0);
+        Config::wgmma(accum[turn % 2], a.blocks[(turn + step / kBlockSteps) % kSlots][step % kBlockSteps], b, step > 0);
+      else Config::wgmma(accum[turn % 2], a.rest[turn % 2][step - kBlocks * kBlockSteps], b, step > 0);
     }
     ptx::warpgroup_commit_batch();
   }
 
   // Waits until at most kPending rows are unfinished; after that a set of accumulators is read.
   template <int kPending>
-  AT_DEVICE static void wait(Sums& sums) {
+  AT_DEVICE static void wait(Accum& accum) {
     ptx::warpgroup_wait<kPending>();
-    ptx::warpgroup_fence_operand(reinterpret_cast<float (&)[1][kN / 2]>(sums));
+    ptx::warpgroup_fence_operand(reinterpret_cast<float (&)[1][kN / 2]>(accum));
   }
 
   // Pools or stores a row of the convolution. done: the rows of the block's tiles before it; -1 is the row above its
   // first window. last: whether the row is the last one of its window.
   AT_DEVICE static void finish(const Params& params, const Place& at, const Column& column, int done, bool last,
-                               const Sums& sums, Sums& best, int conv_p, int conv_q) {
+                               const Accum& accum, Accum& best, int conv_p, int conv_q) {
     auto& kept = reinterpret_cast<float (&)[1][kN / 2]>(best);
     if constexpr (kPool) {
       const int conv = 2 * at.row + done;
       if (done >= 0) {
-        if (conv < conv_p) Base::take(best, sums);
+        if (conv < conv_p) Base::take(best, accum);
         if (last) Base::store_pooled(params, at, column, at.row + done / 2, best, conv_q);
       }
       if (last) {
-        ptx::copy_accumulators(reinterpret_cast<const float (&)[1][kN / 2]>(sums), kept);
+        ptx::copy_accumulators(reinterpret_cast<const float (&)[1][kN / 2]>(accum), kept);
         if (conv < 0) Base::clear(best);
       }
       ptx::warpgroup_fence_operand(kept);
     } else if (done >= 0) {
-      Base::store(params, at, column, at.row + done, sums, 0);
-      Base::store(params, at, column, at.row + done, sums, 1);
+      Base::store(params, at, column, at.row + done, accum, 0);
+      Base::store(params, at, column, at.row + done, accum, 1);
     }
   }
 
@@ -187,7 +183,7 @@ struct StemAheadKernel : StemKernel<Config> {
              lane % 4;
 
     Operands operands;
-    Sums sums[2], best;
+    Accum accum[2], best;
     Base::clear(best);
     for (int tile = 0; tile < at.count; ++tile) {
       const int row = at.row + tile * Base::kRows;
@@ -198,16 +194,14 @@ struct StemAheadKernel : StemKernel<Config> {
 
       constexpr int kTurn = kSlots - kMore;  // of the first row
       if (tile == 0) {
-#pragma unroll
-        for (int block = 0; block < kBlocks - 1; ++block)
+        AT_UNROLL for (int block = 0; block < kBlocks - 1; ++block)
           load_rows<kStride>(operands.blocks[(kTurn + block) % kSlots], image, kStride * block);
         if constexpr (kPool) {
           load_below(operands, image, 0, kTurn);
-          issue(operands, sums, kTurn, base);
+          issue(operands, accum, kTurn, base);
         }
       }
-#pragma unroll 1
-      for (int y = 0; y < kTileRows; y += kSlots) {
+      AT_NO_UNROLL for (int y = 0; y < kTileRows; y += kSlots) {
         if (kStages == 2 && tile + 1 < at.count) {
           const uint32_t next = stages + (tile + 1) % 2 * Base::kStageBytes;
           load_share<kKept, kTileRows / kSlots>(params, at, row + Base::kRows, next, y / kSlots);
@@ -216,14 +210,13 @@ struct StemAheadKernel : StemKernel<Config> {
         load_below(operands, image, kMore + y, 0);
         // The row above is complete, but not finished: ptxas serializes all products if accumulators that it has in
         // flight at the end of a loop's body are read in the next iteration.
-        wait<0>(sums[1]);
-#pragma unroll
-        for (int turn = 0; turn < kSlots; ++turn) {
-          issue(operands, sums, turn, base);
-          wait<1>(sums[(turn + 1) % 2]);
+        wait<0>(accum[1]);
+        AT_UNROLL for (int turn = 0; turn < kSlots; ++turn) {
+          issue(operands, accum, turn, base);
+          wait<1>(accum[(turn + 1) % 2]);
           if (turn + 1 < kSlots) load_below(operands, image, kMore + y + turn + 1, turn + 1);
           const int done = tile * kTileRows + y + turn - 1;
-          finish(params, at, column, done, turn % 2 == 0, sums[(turn + 1) % 2], best, conv_p, conv_q);
+          finish(params, at, column, done, turn % 2 == 0, accum[(turn + 1) % 2], best, conv_p, conv_q);
         }
       }
       if (kStages == 1 && tile + 1 < at.count) {
@@ -232,8 +225,8 @@ struct StemAheadKernel : StemKernel<Config> {
         commit_copies();
       }
     }
-    wait<0>(sums[1]);
-    finish(params, at, column, at.count * kTileRows - 1, true, sums[1], best, conv_p, conv_q);
+    wait<0>(accum[1]);
+    finish(params, at, column, at.count * kTileRows - 1, true, accum[1], best, conv_p, conv_q);
   }
 };
 

@@ -322,8 +322,7 @@ struct ImplicitGemm {
     Partials totals[kAccumulators / 4];
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kAccumulators / 4; ++i) totals[i].clear();
-#pragma unroll 1
-    for (int slice = 0; slice < params.slices; ++slice, partial += (kAccumulators / 4) * kThreads) {
+    AT_NO_UNROLL for (int slice = 0; slice < params.slices; ++slice, partial += (kAccumulators / 4) * kThreads) {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kAccumulators / 4; ++i) {
         int4 const word = __ldcg(partial + i * kThreads);

@@ -30,8 +30,7 @@ AT_DEVICE constexpr FragmentCoord fragment_coord(int i) {
 template <typename ElementAccum, int kBlocks, int N>
 AT_DEVICE void load_fragment(float (&v)[8], const ElementAccum (&accumulators)[kBlocks][N], int block, int half,
                              int columns) {
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
+  AT_UNROLL for (int j = 0; j < 4; ++j) {
     v[2 * j] = accumulators[block][16 * columns + 4 * j + 2 * half];
     v[2 * j + 1] = accumulators[block][16 * columns + 4 * j + 2 * half + 1];
   }
@@ -45,8 +44,7 @@ AT_DEVICE void load_fragment(float (&v)[8], const ElementAccum (&accumulators)[k
 template <int kBlocks, int N>
 AT_DEVICE void store_fragment(const float (&v)[8], float (&accumulators)[kBlocks][N], int block, int half,
                               int columns) {
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
+  AT_UNROLL for (int j = 0; j < 4; ++j) {
     accumulators[block][16 * columns + 4 * j + 2 * half] = v[2 * j];
     accumulators[block][16 * columns + 4 * j + 2 * half + 1] = v[2 * j + 1];
   }

@@ -45,24 +45,21 @@ AT_DEVICE void stage_rows(void* const* p, const float* scalars, const void* map,
   constexpr int kVectors = Stage::kChannels / 16;  // of the thread in a piece
   typename Steps::Fetched fetched[2][kVectors];
   const auto fetch = [&](int piece) {
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
+  AT_UNROLL for (int j = 0; j < kVectors; ++j) {
       const VectorPlace place(rows, fragment_coord<1>(piece * kVectors + j), first, channels);
       if (place.in_bounds) Steps::fetch(fetched[piece % 2][j], p, place.offset);
     }
   };
   if constexpr (Steps::kFetches) fetch(0);
   wait();
-#pragma unroll
-  for (int piece = 0; piece < Stage::kPieces; ++piece) {
+  AT_UNROLL for (int piece = 0; piece < Stage::kPieces; ++piece) {
     if constexpr (Steps::kFetches)
       if (piece + 1 < Stage::kPieces) fetch(piece + 1);
     const uint32_t buffer = stage.buffers + stage.turn * Stage::kBytes;
     stage.turn ^= 1;
     ptx::tma_store_wait<1>();  // TMA has read what the buffer held
     __syncwarp();
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
+    AT_UNROLL for (int j = 0; j < kVectors; ++j) {
       const FragmentCoord at = fragment_coord<1>(piece * kVectors + j);
       const VectorPlace place(rows, at, first, channels);
       float v[8];

@@ -11,8 +11,7 @@ struct ThreadRows {
   bool in_bounds[2];
   AT_DEVICE ThreadRows(int first, int rows) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    AT_UNROLL for (int half = 0; half < 2; ++half) {
       row[half] = first + 16 * warp + 8 * half + fragment_row(lane);
       in_bounds[half] = row[half] < rows;
     }
@@ -42,8 +41,7 @@ AT_DEVICE void store_rows(void* const* p, const float* scalars, int y, const Thr
   constexpr int kGroups = (kVectors + kGroup - 1) / kGroup;
   typename Steps::Fetched fetched[2][kGroup];
   const auto fetch = [&](int group) {
-#pragma unroll
-    for (int j = 0; j < kGroup; ++j) {
+    AT_UNROLL for (int j = 0; j < kGroup; ++j) {
       if (group * kGroup + j >= kVectors) continue;
       const VectorPlace place(rows, fragment_coord<1>(group * kGroup + j), first, channels);
       if (place.in_bounds) Steps::fetch(fetched[group % 2][j], p, place.offset);
@@ -51,12 +49,10 @@ AT_DEVICE void store_rows(void* const* p, const float* scalars, int y, const Thr
   };
   if constexpr (Steps::kFetches) fetch(0);
   wait();
-#pragma unroll
-  for (int group = 0; group < kGroups; ++group) {
+  AT_UNROLL for (int group = 0; group < kGroups; ++group) {
     if constexpr (Steps::kFetches)
       if (group + 1 < kGroups) fetch(group + 1);
-#pragma unroll
-    for (int j = 0; j < kGroup; ++j) {
+    AT_UNROLL for (int j = 0; j < kGroup; ++j) {
       if (group * kGroup + j >= kVectors) continue;
       const FragmentCoord at = fragment_coord<1>(group * kGroup + j);
       const VectorPlace place(rows, at, first, channels);

@@ -39,11 +39,9 @@ AT_DEVICE void add_staged_products(const Stages& stages, uint32_t own, uint32_t 
     stages.pipeline.consumer_wait(state);
     const uint32_t stage = state.index * stages.units;
     ptx::warpgroup_arrive();
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
+  AT_UNROLL for (int k = 0; k < 4; ++k) {
       const uint32_t at = stage + k * kDepthUnits;
-#pragma unroll
-      for (int m = 0; m < kBlocks; ++m)
+      AT_UNROLL for (int m = 0; m < kBlocks; ++m)
         Config::wgmma(accum[m], ptx::SmemDescriptor{own + at + m * kBlockUnits, hi},
                       ptx::SmemDescriptor{other + at, hi}, 1);
     }
@@ -57,13 +55,6 @@ AT_DEVICE void add_staged_products(const Stages& stages, uint32_t own, uint32_t 
   ptx::warpgroup_fence_operand(accum);
   if constexpr (kPeers > 1)
     if (pending >= 0) release_stage<kPeers>(stages, pending);  // for its producer_tail()
-}
-
-// Initializes the barriers of a ring that one thread fills and some warpgroups release.
-AT_DEVICE void init_ring(uint32_t full, uint32_t empty, int stages, int groups) {
-  ptx::mbarrier_init_array(full, stages, 1);
-  ptx::mbarrier_init_array(empty, stages, groups);
-  ptx::fence_barrier_init();
 }
 
 }  // namespace at

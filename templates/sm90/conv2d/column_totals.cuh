@@ -103,25 +103,21 @@ struct ColumnTotals : Conv2dStage<Config> {
     float in_warp = 0.f;  // pixels of the warp that count
     AT_DEVICE Pixels(const Params& params, const Tile& tile, int first_block) {
       const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, first = P::kPatch ? 0 : tile.m * P::kM;
-#pragma unroll
-      for (int i = 0; i < 2 * P::kBlocks; ++i) {
+      AT_UNROLL for (int i = 0; i < 2 * P::kBlocks; ++i) {
         const int row = 16 * warp + 8 * (i % 2) + fragment_row(lane);
         at[i / 2][i % 2] = Stage::output_pixel(params, tile, first_block + i / 2, row);
         counts[i / 2][i % 2] = at[i / 2][i % 2] >= first;
         in_warp += counts[i / 2][i % 2];
       }
-#pragma unroll
-      for (int distance = 4; distance < 32; distance *= 2) in_warp += __shfl_xor_sync(0xffffffffu, in_warp, distance);
+      AT_UNROLL for (int distance = 4; distance < 32; distance *= 2) in_warp += __shfl_xor_sync(0xffffffffu, in_warp, distance);
     }
   };
 
   // Adds up over a warp's eight rows: of eight values, each thread receives the sum of value lane / 4.
   AT_DEVICE static float over_rows(float (&v)[8]) {
-#pragma unroll
-    for (int half = 4; half; half /= 2) {
+    AT_UNROLL for (int half = 4; half; half /= 2) {
       const bool upper = threadIdx.x & 4 * half;
-#pragma unroll
-      for (int e = 0; e < half; ++e) {
+      AT_UNROLL for (int e = 0; e < half; ++e) {
         const float kept = upper ? v[half + e] : v[e], given = upper ? v[e] : v[half + e];
         v[e] = kept + __shfl_xor_sync(0xffffffffu, given, 4 * half);
       }
@@ -146,8 +142,7 @@ struct ColumnTotals : Conv2dStage<Config> {
     float* const counts = memory + kWarps * 2 * P::kN;
     int* const last = (int*)(counts + kWarps);
     meet(warps);  // nobody reads the loads any more
-#pragma unroll
-    for (int column = 0; column < kColumns; ++column) {
+    AT_UNROLL for (int column = 0; column < kColumns; ++column) {
       float* const to = memory + warp * 2 * P::kN + 32 * column + fragment_channel(lane) + fragment_row(lane);
       to[0] = own.first[column], to[P::kN] = own.second[column];
     }

@@ -69,21 +69,18 @@ struct ExcitationGate {
                            if (in_bounds) Config::Steps::fetch(fetched[group % kEarly][j], params.p.p, offset);
                          });
     };
-#pragma unroll
-    for (int group = 0; group < kEarly; ++group) fetch(group);
+    AT_UNROLL for (int group = 0; group < kEarly; ++group) fetch(group);
     const Excitation gate = excite(tile, accum);
     const float* gates = reinterpret_cast<const float*>(gate_memory(smem) + gate.mean());
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, first_row = 64 * schedule.first_block + 16 * warp;
-#pragma unroll
-    for (int group = 0; group < Store::kVectorGroups; ++group) {
+    AT_UNROLL for (int group = 0; group < Store::kVectorGroups; ++group) {
       Store::each_vector(
           params, cta, tile, pixels, group, [&](int j, FragmentCoord at, int channel, int64_t offset, bool in_bounds) {
             const int image = (first_row + at.row() + fragment_row(lane)) / gate.pixels;
             float v[P::kVector], factor[P::kVector];
             load_fragment(v, accum, at);
             load(factor, gates + image * P::kSliceN + 32 * (at.columns % P::kSliceColumns) + fragment_channel(lane));
-#pragma unroll
-            for (int e = 0; e < P::kVector; ++e) v[e] *= factor[e];
+            AT_UNROLL for (int e = 0; e < P::kVector; ++e) v[e] *= factor[e];
             if (!Config::kStores || in_bounds)
               Config::Steps::apply(v, params.p.p, params.scalars, channel, offset, fetched[group % kEarly][j]);
             if (in_bounds) store(v, static_cast<Element*>(params.p.p[P::kY]) + offset);
@@ -105,11 +102,9 @@ struct ExcitationGate {
     char* const memory = gate_memory(smem);
     const int lane = threadIdx.x % 32, warp = ptx::warp_uniform(threadIdx.x / 32) % 4;
     const int first = tile.n * P::kN + fragment_channel(lane);
-#pragma unroll
-    for (int columns = 0; columns < P::kN / 32; ++columns) {
+    AT_UNROLL for (int columns = 0; columns < P::kN / 32; ++columns) {
       if (!(kept >> columns & 1)) continue;
-#pragma unroll
-      for (int m = 0; m < P::kBlocks; ++m) {
+      AT_UNROLL for (int m = 0; m < P::kBlocks; ++m) {
         float v[2][P::kVector];
         apply_before<Config>(params, m, columns, first + 32 * columns, accum, v);
         gate.collect(v, memory, 4 * (schedule.first_block + m) + warp,

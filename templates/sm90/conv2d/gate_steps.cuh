@@ -24,8 +24,7 @@ AT_DEVICE char* gate_memory(const Layout& smem) {
 // Applies the steps before the gate to eight channels of both halves of a warp's rows.
 template <typename Config, typename Params, typename Accum>
 AT_DEVICE void apply_before(const Params& params, int m, int columns, int channel, Accum& accum, float (&v)[2][8]) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
+  AT_UNROLL for (int half = 0; half < 2; ++half) {
     load_fragment(v[half], accum, m, half, columns);
     if (channel < params.k) Config::Steps::before(v[half], params.p.p, params.scalars, channel);
     store_fragment(v[half], accum, m, half, columns);

@@ -47,8 +47,7 @@ struct GradientSumsStore : ColumnTotals<Config, PlainSums, GradientSumsStore<Con
     Lines lines[2];
     const auto fetch = [&](int column) {
       const int channel = first_channel + 32 * column;
-#pragma unroll
-      for (int i = 0; i < 2 * P::kBlocks; ++i) {
+    AT_UNROLL for (int i = 0; i < 2 * P::kBlocks; ++i) {
         const int pixel = pixels.at[i / 2][i % 2];
         if (pixel < 0 || channel >= params.k) continue;
         const int64_t offset = (int64_t)pixel * params.k + channel;
@@ -58,19 +57,16 @@ struct GradientSumsStore : ColumnTotals<Config, PlainSums, GradientSumsStore<Con
       }
     };
     fetch(0);
-#pragma unroll
-    for (int column = 0; column < Totals::kColumns; ++column) {
+    AT_UNROLL for (int column = 0; column < Totals::kColumns; ++column) {
       if (column + 1 < Totals::kColumns) fetch(column + 1);
       const int channel = first_channel + 32 * column;
       const Lines& here = lines[column % 2];
       const float* const statistics = (const float*)params.p.p[kStatistics] + min(channel, params.k - 8);
       if (two || joined_relu) {
-#pragma unroll
-        for (int i = 0; i < 2 * P::kBlocks; ++i) {
+        AT_UNROLL for (int i = 0; i < 2 * P::kBlocks; ++i) {
           float v[8];
           load_fragment(v, accum, i / 2, i % 2, column);
-#pragma unroll
-          for (int e = 0; e < 8; ++e) {
+          AT_UNROLL for (int e = 0; e < 8; ++e) {
             if (two) v[e] += to_float(here.dy2[i].elements[e]);
             if (joined_relu) v[e] = to_float(here.z[i].elements[e]) > 0.f ? v[e] : 0.f;
           }
@@ -80,25 +76,21 @@ struct GradientSumsStore : ColumnTotals<Config, PlainSums, GradientSumsStore<Con
       if (own_relu) {
         float scale[8], shift[8];
         load_constant(scale, statistics + 3 * params.k), load_constant(shift, statistics + 4 * params.k);
-#pragma unroll
-        for (int i = 0; i < 2 * P::kBlocks; ++i) {
+        AT_UNROLL for (int i = 0; i < 2 * P::kBlocks; ++i) {
           float v[8];
           load_fragment(v, accum, i / 2, i % 2, column);
-#pragma unroll
-          for (int e = 0; e < 8; ++e)  // see batch_norm_gradient_sums.cu.j2
+          AT_UNROLL for (int e = 0; e < 8; ++e)  // see batch_norm_gradient_sums.cu.j2
             v[e] = to_float(here.x[i].elements[e]) * scale[e] > -shift[e] ? v[e] : 0.f;
           store_fragment(v, accum, i / 2, i % 2, column);
         }
       }
       float mean[8], sum[8] = {}, products[8] = {};
       load_constant(mean, statistics);
-#pragma unroll
-      for (int i = 0; i < 2 * P::kBlocks; ++i) {
+      AT_UNROLL for (int i = 0; i < 2 * P::kBlocks; ++i) {
         if (!pixels.counts[i / 2][i % 2] || channel >= params.k) continue;
         float v[8];
         load_fragment(v, accum, i / 2, i % 2, column);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
+        AT_UNROLL for (int e = 0; e < 8; ++e) {
           sum[e] += v[e];
           products[e] += v[e] * (to_float(here.x[i].elements[e]) - mean[e]);
         }

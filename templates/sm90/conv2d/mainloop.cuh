@@ -78,8 +78,7 @@ struct Conv2dLoads {
         state.advance(params.activation_stages);
       };
       const auto each_k_block = [&](const auto& load) {
-#pragma unroll 1
-        for (int k_block = begin; k_block < end; ++k_block) {
+    AT_NO_UNROLL for (int k_block = begin; k_block < end; ++k_block) {
           next_k_block([&](uint32_t to, uint32_t full) { load(to, full, from.c + at.chunk * P::kK); });
           at.advance(params);
         }
@@ -145,8 +144,7 @@ struct Conv2dLoads {
         }
       } else {
         int chunk = P::kSlices > 1 ? begin % params.chunks : 0, tap = P::kSlices > 1 ? begin / params.chunks : 0;
-#pragma unroll 1
-        for (int k_block = begin; k_block < end; ++k_block) {
+        AT_NO_UNROLL for (int k_block = begin; k_block < end; ++k_block) {
           load(chunk, tap);
           if (++chunk == params.chunks) {
             chunk = 0;
@@ -189,8 +187,7 @@ struct Conv2dProducts {
 
   AT_DEVICE Conv2dProducts(const Params& params, const Layout& smem, const ClusterCoord& cta, int first_block)
       : params(params) {
-#pragma unroll
-    for (int m = 0; m < P::kBlocks; ++m) {
+    AT_UNROLL for (int m = 0; m < P::kBlocks; ++m) {
       const int block = first_block + m;
       int row = 64 * block;
       if (P::kPatch) {
@@ -282,10 +279,8 @@ struct Conv2dProducts {
       if (!add) promote(accum, accumulate == 0);
     }
     ptx::warpgroup_arrive();
-#pragma unroll
-    for (int k = 0; k < P::kRowBytes / 32; ++k) {
-#pragma unroll
-      for (int m = 0; m < P::kBlocks; ++m)
+    AT_UNROLL for (int k = 0; k < P::kRowBytes / 32; ++k) {
+      AT_UNROLL for (int m = 0; m < P::kBlocks; ++m)
         Config::wgmma(accum[m], ptx::SmemDescriptor{a + block_rows[m] + 2 * k, a_hi},
                       ptx::SmemDescriptor{b + 2 * k, b_hi}, add);
       add = 1;

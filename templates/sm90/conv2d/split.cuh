@@ -63,21 +63,17 @@ struct SplitTile {
         ptx::st_async(coming + place(cta.slice, to) * kPartBytes + offset, smem.order, rank(to), four);
       else ptx::st_shared(leaving + place(to, cta.slice) * kPartBytes + offset, four);
     };
-#pragma unroll
-    for (int i = 0; i < P::kVectors; ++i) {
+    AT_UNROLL for (int i = 0; i < P::kVectors; ++i) {
       const FragmentCoord at = fragment_coord<P::kBlocks>(i);
       const int owner = i / kSliceVectors;
       if (owner == cta.slice) continue;
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
+      AT_UNROLL for (int j = 0; j < 2; ++j) {
         const ElementAccum* d = &accum[at.block][16 * at.columns + 8 * j + 2 * at.half];
         give(owner, of_vector(i, j), packed_sums(d[0], d[1], d[4], d[5]));
       }
     }
-#pragma unroll
-    for (int i = 0; i < kWanted; ++i)
-#pragma unroll
-      for (int slice = 0; slice < P::kSlices; ++slice)
+    AT_UNROLL for (int i = 0; i < kWanted; ++i)
+      AT_UNROLL for (int slice = 0; slice < P::kSlices; ++slice)
         if (slice != cta.slice)
           give(slice, of_hidden(i), packed_sums(hidden(i)[0], hidden(i)[1], hidden(i)[2], hidden(i)[3]));
     if constexpr (!kOneByOne) {
@@ -96,25 +92,21 @@ struct SplitTile {
     const auto total = [&](int offset, ElementAccum& a, ElementAccum& b, ElementAccum& c, ElementAccum& d) {
       const float4 own = packed_sums(a, b, c, d);
       a = b = c = d = 0;
-#pragma unroll
-      for (int slice = 0; slice < P::kSlices; ++slice) {
+      AT_UNROLL for (int slice = 0; slice < P::kSlices; ++slice) {
         const float4 part =
             slice == cta.slice ? own : ptx::ld_shared_float4(coming + place(slice, cta.slice) * kPartBytes + offset);
         add_packed(a, part.x), add_packed(b, part.y), add_packed(c, part.z), add_packed(d, part.w);
       }
     };
-#pragma unroll
-    for (int i = 0; i < P::kVectors; ++i) {
+    AT_UNROLL for (int i = 0; i < P::kVectors; ++i) {
       const FragmentCoord at = fragment_coord<P::kBlocks>(i);
       if (!(slice_vectors(cta) >> i & 1)) continue;
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
+      AT_UNROLL for (int j = 0; j < 2; ++j) {
         ElementAccum* d = &accum[at.block][16 * at.columns + 8 * j + 2 * at.half];
         total(of_vector(i, j), d[0], d[1], d[4], d[5]);
       }
     }
-#pragma unroll
-    for (int i = 0; i < kWanted; ++i) {
+    AT_UNROLL for (int i = 0; i < kWanted; ++i) {
       ElementAccum(&d)[4] = hidden(i);
       total(of_hidden(i), d[0], d[1], d[2], d[3]);
     }

@@ -93,8 +93,7 @@ struct Conv2dStage : Conv2dPlan<Config> {
     constexpr int kColumns = P::kStageChannels / 32;
     const int lane = threadIdx.x % 32, warp = ptx::warp_uniform(threadIdx.x / 32);
     int pixels[P::kBlocks][2];
-#pragma unroll
-    for (int i = 0; i < 2 * P::kBlocks; ++i)
+    AT_UNROLL for (int i = 0; i < 2 * P::kBlocks; ++i)
       pixels[i / 2][i % 2] = Config::kAtPixels ? output_pixel(params, tile, first_block + i / 2,
                                                               16 * (warp % 4) + 8 * (i % 2) + fragment_row(lane))
                                                : 0;
@@ -104,16 +103,14 @@ struct Conv2dStage : Conv2dPlan<Config> {
     typename Config::Steps::Fetched fetched[2][2 * kColumns];
     auto fetch = [&](int batch) {
       if (P::kAhead && params.ahead) return;
-#pragma unroll
-      for (int i = 0; i < 2 * kColumns; ++i) {
+      AT_UNROLL for (int i = 0; i < 2 * kColumns; ++i) {
         const int pixel = pixels[batch % P::kBlocks][i % 2], channel = channel_of(batch, i / 2);
         if (pixel >= 0 && channel < params.k)
           Config::Steps::fetch(fetched[batch % 2][i], params.p.p, int64_t(pixel) * params.k + channel);
       }
     };
     fetch(0);
-#pragma unroll
-    for (int batch = 0; batch < P::kPieces; ++batch) {
+    AT_UNROLL for (int batch = 0; batch < P::kPieces; ++batch) {
       const int chunk = batch / P::kBlocks, m = batch % P::kBlocks;
       const uint32_t buffer = smem.staging + (P::kStages * warp + batch % P::kStages) * P::kStageBytes;
       if (batch + 1 < P::kPieces) fetch(batch + 1);
@@ -133,16 +130,14 @@ struct Conv2dStage : Conv2dPlan<Config> {
         if (params.ahead) {
           const int stage = added.state.index, buffer = warp * params.ahead + stage;
           ptx::mbarrier_wait(smem.added_full + ptx::kMbarrierBytes * buffer, added.state.phase);
-#pragma unroll
-          for (int i = 0; i < 2 * kColumns; ++i)
+          AT_UNROLL for (int i = 0; i < 2 * kColumns; ++i)
             ptx::ld_shared(fetched[batch % 2][i][0].words[0], smem.added + buffer * P::kStageBytes + place_of(i));
           __syncwarp();
           load_added(params, smem, cta, first_block, added, stage);
           added.state.advance(params.ahead);
         }
       }
-#pragma unroll
-      for (int i = 0; i < 2 * kColumns; ++i) {
+      AT_UNROLL for (int i = 0; i < 2 * kColumns; ++i) {
         const FragmentCoord at{m, i % 2, chunk * kColumns + i / 2};
         // Values outside the output are computed too, and TMA clips them: with a branch per vector each would wait for
         // its own operands. Only steps that store by themselves must not run there.

@@ -37,15 +37,12 @@ struct StatisticsStore : ColumnTotals<Config, MomentSums, StatisticsStore<Config
     const typename Totals::Pixels pixels(params, tile, first_block);
     if (pixels.in_warp == 0.f) return;
     const float share = 1.f / pixels.in_warp, count = own.count + pixels.in_warp, weight = pixels.in_warp / count;
-#pragma unroll
-    for (int column = 0; column < Totals::kColumns; ++column) {
+    AT_UNROLL for (int column = 0; column < Totals::kColumns; ++column) {
       float sum[8] = {}, squares[8] = {};
-#pragma unroll
-      for (int i = 0; i < 2 * P::kBlocks; ++i) {
+      AT_UNROLL for (int i = 0; i < 2 * P::kBlocks; ++i) {
         float v[8];
         load_fragment(v, accum, i / 2, i % 2, column);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
+        AT_UNROLL for (int e = 0; e < 8; ++e) {
           const float value = pixels.counts[i / 2][i % 2] ? v[e] : 0.f;
           sum[e] += value, squares[e] += value * value;
         }

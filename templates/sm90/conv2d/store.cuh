@@ -27,8 +27,7 @@ struct Conv2dStore : Conv2dStage<Config> {
   template <typename Work>
   AT_DEVICE static void each_vector(const Params& params, const ClusterCoord& cta, const Tile& tile,
                                     const int (&pixels)[P::kBlocks][2], int group, const Work& work) {
-#pragma unroll
-    for (int j = 0; j < kGroup; ++j) {
+    AT_UNROLL for (int j = 0; j < kGroup; ++j) {
       const int i = group * kGroup + j;
       if (i >= P::kVectors) continue;
       const FragmentCoord at = fragment_coord<P::kBlocks>(i);
@@ -43,8 +42,7 @@ struct Conv2dStore : Conv2dStage<Config> {
   AT_DEVICE static void find_pixels(const Params& params, const Tile& tile, int first_block,
                                     int (&pixels)[P::kBlocks][2]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-#pragma unroll
-    for (int i = 0; i < 2 * P::kBlocks; ++i)
+    AT_UNROLL for (int i = 0; i < 2 * P::kBlocks; ++i)
       pixels[i / 2][i % 2] = Stage::output_pixel(params, tile, first_block + i / 2, 16 * warp + 8 * (i % 2) + lane / 4);
   }
 
@@ -67,8 +65,7 @@ struct Conv2dStore : Conv2dStage<Config> {
 
   AT_DEVICE static void store_tile(const Params& params, const ClusterCoord& cta, const Tile& tile, Accum& accum,
                                    Early& early) {
-#pragma unroll
-    for (int group = 0; group < kVectorGroups; ++group) {
+    AT_UNROLL for (int group = 0; group < kVectorGroups; ++group) {
       if (group + 1 < kVectorGroups) early.fetch(params, cta, tile, group + 1);
       each_vector(params, cta, tile, early.pixels, group,
                   [&](int j, FragmentCoord at, int channel, int64_t offset, bool in_bounds) {

@@ -12,11 +12,7 @@
 #pragma once
 #include "sm90/register_budget.cuh"
 #include "sm90/row_stage.cuh"
-#include "common/ptx/mbarrier.cuh"
-#include "common/ptx/registers.cuh"
-#include "common/ptx/shared_memory.cuh"
-#include "common/ptx/tma.cuh"
-#include "common/ptx/wgmma.cuh"
+#include "common/ptx/ptx.cuh"
 #include "sm90/conv2d_skip/plan.cuh"
 
 namespace at {
@@ -35,10 +31,8 @@ struct Conv2dSkip : Conv2dSkipPlan<Config> {
     const Layout smem(params, align_smem(ptx::cast_smem_ptr_to_uint(memory)));
     const int warp = ptx::warp_uniform(threadIdx.x / 32);
     if (warp == 0) {
-      ptx::mbarrier_init_array(smem.pixel_full, params.pixel_stages, 1);
-      ptx::mbarrier_init_array(smem.pixel_empty, params.pixel_stages, 4 * P::kGroups);
-      ptx::mbarrier_init_array(smem.filter_full, params.filter_stages, 1);
-      ptx::mbarrier_init_array(smem.filter_empty, params.filter_stages, 4 * P::kGroups);
+      init_pipeline(smem.pixel_pipeline, params.pixel_stages, 4 * P::kGroups);
+      init_pipeline(smem.filter_pipeline, params.filter_stages, 4 * P::kGroups);
       ptx::fence_barrier_init();
     }
     if (warp == 4 * P::kGroups)
@@ -79,7 +73,7 @@ struct Conv2dSkip : Conv2dSkipPlan<Config> {
   };
 
   AT_DEVICE static void load_pixels(const Params& params, const Layout& smem) {
-    const Pipeline pipeline = P::pixel_pipeline(smem);
+    const Pipeline pipeline = smem.pixel_pipeline;
     PipelineState state{0, 1};
     griddepcontrol_wait();
     for (int index = blockIdx.x; index < params.tiles; index += gridDim.x) {
@@ -104,7 +98,7 @@ struct Conv2dSkip : Conv2dSkipPlan<Config> {
   }
 
   AT_DEVICE static void load_filters(const Params& params, const Layout& smem) {
-    const Pipeline pipeline = P::filter_pipeline(smem);
+    const Pipeline pipeline = smem.filter_pipeline;
     PipelineState state{0, 1};
     for (int index = blockIdx.x; index < params.tiles; index += gridDim.x) {
       const Tile tile(params, index);
@@ -141,8 +135,8 @@ struct Conv2dSkip : Conv2dSkipPlan<Config> {
 
   AT_DEVICE static void release(const Layout& smem, Pending& pending) {
     if (threadIdx.x % 32 == 0) {
-      if (pending.pixels >= 0) P::pixel_pipeline(smem).consumer_release(pending.pixels);
-      if (!P::kResident && pending.filters >= 0) P::filter_pipeline(smem).consumer_release(pending.filters);
+      if (pending.pixels >= 0) smem.pixel_pipeline.consumer_release(pending.pixels);
+      if (!P::kResident && pending.filters >= 0) smem.filter_pipeline.consumer_release(pending.filters);
     }
     pending = Pending{};
   }
@@ -153,15 +147,13 @@ struct Conv2dSkip : Conv2dSkipPlan<Config> {
     const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes);
     const uint32_t pixels = ptx::descriptor_lo(smem.pixels + 64 * group * P::kRowBytes);
     const uint32_t filters = ptx::descriptor_lo(smem.filters);
-#pragma unroll 1
-    for (int i = 0; i < steps; ++i) {
-      P::pixel_pipeline(smem).consumer_wait(rings.pixels);
-      P::filter_pipeline(smem).consumer_wait(rings.filters);
+    AT_NO_UNROLL for (int i = 0; i < steps; ++i) {
+      smem.pixel_pipeline.consumer_wait(rings.pixels);
+      smem.filter_pipeline.consumer_wait(rings.filters);
       const uint32_t a = pixels + rings.pixels.index * (P::kPixelBytes / 16);
       const uint32_t b = filters + rings.filters.index * (P::kFilterBytes / 16);
       ptx::warpgroup_arrive();
-#pragma unroll
-      for (int k = 0; k < P::kRowBytes / 32; ++k)
+    AT_UNROLL for (int k = 0; k < P::kRowBytes / 32; ++k)
         Config::wgmma(accum[0], ptx::SmemDescriptor{a + 2 * k, hi}, ptx::SmemDescriptor{b + 2 * k, hi}, i > 0 || k > 0);
       ptx::warpgroup_commit_batch();
       ptx::warpgroup_wait<1>();
@@ -179,15 +171,13 @@ struct Conv2dSkip : Conv2dSkipPlan<Config> {
     Rings rings;
     typename P::Stage stage{smem.staging + (4 * group + warp) * P::Stage::kWarpBytes};
     griddepcontrol_wait();  // the steps of the epilogue read and write tensors
-#pragma unroll 1
-    for (int index = blockIdx.x; index < params.tiles; index += gridDim.x) {
+    AT_NO_UNROLL for (int index = blockIdx.x; index < params.tiles; index += gridDim.x) {
       const Tile tile(params, index);
       const int first_row = tile.row + 64 * group, warp_row = first_row + 16 * warp;
       const ThreadRows rows(first_row, params.rows);
       const PipelineState first = rings.pixels;
       if constexpr (P::kResident) rings.filters = {0, 0};  // they have arrived for good
-#pragma unroll 1
-      for (int column = tile.column; column < tile.end; ++column) {
+      AT_NO_UNROLL for (int column = tile.column; column < tile.end; ++column) {
         const bool is_last = column + 1 == tile.end;
         const int channel = column * P::kN;
         Accum accum;
@@ -225,19 +215,16 @@ struct Conv2dSkip : Conv2dSkipPlan<Config> {
   // Adds the sums of both convolutions, times their scales. first: the tile's first channel.
   AT_DEVICE static void add_scaled(Scaled& to, const Accum& accum, const Accum& skip, void* const* p, int first,
                                    int channels) {
-#pragma unroll
-    for (int columns = 0; columns < P::kN / 32; ++columns) {
+    AT_UNROLL for (int columns = 0; columns < P::kN / 32; ++columns) {
       const int channel = min(first + 32 * columns + fragment_channel(threadIdx.x % 32), channels - 8);
       float scale[8], skip_scale[8];
       load_constant(scale, (const float*)p[P::kScale] + channel);
       load_constant(skip_scale, (const float*)p[P::kSkipScale] + channel);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      AT_UNROLL for (int half = 0; half < 2; ++half) {
         float v[8], other[8];
         load_fragment(v, accum, 0, half, columns);
         load_fragment(other, skip, 0, half, columns);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) v[e] = fmaf(other[e], skip_scale[e], v[e] * scale[e]);
+        AT_UNROLL for (int e = 0; e < 8; ++e) v[e] = fmaf(other[e], skip_scale[e], v[e] * scale[e]);
         store_fragment(v, to, 0, half, columns);
       }
     }

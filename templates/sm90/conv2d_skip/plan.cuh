@@ -2,10 +2,9 @@
 // layout.
 #pragma once
 #include "common/fast_divmod.cuh"
-#include "sm90/pipeline.cuh"
+#include "sm90/ring.cuh"
 #include "sm90/row_stage.cuh"
-#include "sm90/smem_layout.cuh"
-#include "common/ptx/tma.cuh"
+#include "sm90/tensor_maps.cuh"
 
 namespace at {
 
@@ -89,9 +88,7 @@ struct Conv2dSkipPlan {
 
     const uint64_t c = a.c, h = a.h, w = a.w, n = a.n, taps = a.r * a.s, padded_k = ceil_div(a.k, 32) * 32;
     const auto ask = [&](int offset, int pointer) -> at_tensor_map& {
-      at_tensor_map& map = out->tensor_maps[out->tensor_map_count++];
-      map = {offset, pointer, Config::kMapElement, ptx::swizzle_mode(kRowBytes)};
-      return map;
+      return add_tensor_map<Config>(out, offset, pointer, kRowBytes);
     };
     const auto ask_pixels = [&](int offset, int pointer, const Input& of, uint64_t c, uint64_t h, uint64_t w,
                                 int reach_h, int reach_w) {
@@ -102,9 +99,7 @@ struct Conv2dSkipPlan {
       }
       const uint32_t step_h = of.stride_h, step_w = of.stride_w;
       ptx::describe_tensor_map<Element>(map, {c, w, h, n}, {kK, 1, 1, 1}, {1, step_w, step_h, 1});
-      map.pixels = pixels;
-      map.lower[0] = -of.pad_w, map.upper[0] = of.pad_w - reach_w;
-      map.lower[1] = -of.pad_h, map.upper[1] = of.pad_h - reach_h;
+      set_im2col_box(map, pixels, of.pad_h, of.pad_w, reach_h, reach_w);
     };
     ask_pixels(kXMap, kX, params.x, c, h, w, (a.r - 1) * a.dilation_h, (a.s - 1) * a.dilation_w);
     ptx::describe_tensor_map<Element>(ask(kWeightMap, kWeight), {c, taps, padded_k}, {kK, 1, kN}, {1, 1, 1});
@@ -119,22 +114,18 @@ struct Conv2dSkipPlan {
 
   // Addresses in shared memory. A stage holds a step's pixels or filters.
   struct Layout {
-    uint32_t pixels, filters, staging, pixel_full, pixel_empty, filter_full, filter_empty, end;
+    uint32_t pixels, filters, staging, end;
+    Pipeline pixel_pipeline, filter_pipeline;
     AT_DEVICE Layout(const Params& params, uint32_t memory) {
       SmemLayout layout(memory);
       pixels = layout.add(params.pixel_stages * kPixelBytes);
       filters = layout.add(params.filter_stages * kFilterBytes);
       staging = layout.add(kStagingBytes);
-      pixel_full = layout.add_barriers(params.pixel_stages);
-      pixel_empty = layout.add_barriers(params.pixel_stages);
-      filter_full = layout.add_barriers(params.filter_stages);
-      filter_empty = layout.add_barriers(params.filter_stages);
+      pixel_pipeline = add_pipeline(layout, params.pixel_stages);
+      filter_pipeline = add_pipeline(layout, params.filter_stages);
       end = layout.end;
     }
   };
-
-  AT_DEVICE static Pipeline pixel_pipeline(const Layout& smem) { return {smem.pixel_full, smem.pixel_empty}; }
-  AT_DEVICE static Pipeline filter_pipeline(const Layout& smem) { return {smem.filter_full, smem.filter_empty}; }
 
   // A row of pixels and some columns of channels. Those that follow each other have the same pixels.
   struct Tile {

@@ -1,9 +1,8 @@
 // Host side and shared definitions of the kernel in pointwise_pair.cuh: sizes, parameters, prepare() and the
 // shared-memory layout.
 #pragma once
-#include "sm90/pipeline.cuh"
-#include "sm90/smem_layout.cuh"
-#include "common/ptx/tma.cuh"
+#include "sm90/ring.cuh"
+#include "sm90/tensor_maps.cuh"
 
 namespace at {
 
@@ -67,9 +66,7 @@ struct PointwisePairPlan {
     prepared(out, params, min(params.tiles, grid), 1, 1, kThreads, shared, 0);
 
     const auto ask = [&](int offset, int pointer, int row_bytes) -> at_tensor_map& {
-      at_tensor_map& map = out->tensor_maps[out->tensor_map_count++];
-      map = {offset, pointer, Config::kMapElement, ptx::swizzle_mode(row_bytes)};
-      return map;
+      return add_tensor_map<Config>(out, offset, pointer, row_bytes);
     };
     const uint64_t c = a.c, hidden = ceil_div(a.hidden, 32) * 32,
                    k = ceil_div(a.k, 32) * 32;  // as the weights' layouts
@@ -83,21 +80,17 @@ struct PointwisePairPlan {
 
   // Addresses in shared memory. A buffer of filters has those of the first product, then those of the second.
   struct Layout {
-    uint32_t x, weights, x_full, x_empty, weight_full, weight_empty, end;
+    uint32_t x, weights, end;
+    Pipeline x_pipeline, weight_pipeline;
     AT_DEVICE Layout(const Params& params, uint32_t memory) {
       SmemLayout layout(memory);
       x = layout.add(params.x_stages * params.stage_bytes);
       weights = layout.add(params.weight_stages * params.weight_bytes);
-      x_full = layout.add_barriers(params.x_stages);
-      x_empty = layout.add_barriers(params.x_stages);
-      weight_full = layout.add_barriers(params.weight_stages);
-      weight_empty = layout.add_barriers(params.weight_stages);
+      x_pipeline = add_pipeline(layout, params.x_stages);
+      weight_pipeline = add_pipeline(layout, params.weight_stages);
       end = layout.end;
     }
   };
-
-  AT_DEVICE static Pipeline x_pipeline(const Layout& smem) { return {smem.x_full, smem.x_empty}; }
-  AT_DEVICE static Pipeline weight_pipeline(const Layout& smem) { return {smem.weight_full, smem.weight_empty}; }
 };
 
 }  // namespace at

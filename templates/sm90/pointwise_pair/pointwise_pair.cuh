@@ -17,11 +17,7 @@
 #pragma once
 #include "sm90/register_budget.cuh"
 #include "sm90/row_store.cuh"
-#include "common/ptx/mbarrier.cuh"
-#include "common/ptx/registers.cuh"
-#include "common/ptx/shared_memory.cuh"
-#include "common/ptx/tma.cuh"
-#include "common/ptx/wgmma.cuh"
+#include "common/ptx/ptx.cuh"
 #include "sm90/pointwise_pair/plan.cuh"
 
 namespace at {
@@ -40,7 +36,11 @@ struct PointwisePair : PointwisePairPlan<Config> {
   AT_DEVICE static void run(const Params& params, char* memory) {
     const Layout smem(params, align_smem(ptx::cast_smem_ptr_to_uint(memory)));
     const int warp = ptx::warp_uniform(threadIdx.x / 32);
-    init_barriers(params, smem, warp);
+    if (warp == 0) {
+      init_pipeline(smem.x_pipeline, params.x_stages, 4 * P::kGroups);
+      init_pipeline(smem.weight_pipeline, params.weight_stages, 4 * P::kGroups);
+      ptx::fence_barrier_init();
+    }
     if (warp == 4 * P::kGroups) ptx::prefetch_tensormap(params.x_map);
     if (warp == 4 * P::kGroups + 1)
       ptx::prefetch_tensormap(params.weight1_map), ptx::prefetch_tensormap(params.weight2_map);
@@ -59,19 +59,10 @@ struct PointwisePair : PointwisePairPlan<Config> {
   }
 
  private:
-  AT_DEVICE static void init_barriers(const Params& params, const Layout& smem, int warp) {
-    if (warp != 0) return;
-    ptx::mbarrier_init_array(smem.x_full, params.x_stages, 1);
-    ptx::mbarrier_init_array(smem.x_empty, params.x_stages, 4 * P::kGroups);
-    ptx::mbarrier_init_array(smem.weight_full, params.weight_stages, 1);
-    ptx::mbarrier_init_array(smem.weight_empty, params.weight_stages, 4 * P::kGroups);
-    ptx::fence_barrier_init();
-  }
-
   // ---- Loads ----
 
   AT_DEVICE static void load_x(const Params& params, const Layout& smem) {
-    const Pipeline pipeline = P::x_pipeline(smem);
+    const Pipeline pipeline = smem.x_pipeline;
     PipelineState state{0, 1};
     griddepcontrol_wait();
     for (int tile = blockIdx.x; tile < params.tiles; tile += gridDim.x, state.advance(params.x_stages)) {
@@ -84,7 +75,7 @@ struct PointwisePair : PointwisePairPlan<Config> {
   }
 
   AT_DEVICE static void load_weights(const Params& params, const Layout& smem) {
-    const Pipeline pipeline = P::weight_pipeline(smem);
+    const Pipeline pipeline = smem.weight_pipeline;
     PipelineState state{0, 1};
     for (int tile = blockIdx.x; tile < params.tiles; tile += gridDim.x) {
       for (int chunk = 0; chunk < params.chunks; ++chunk, state.advance(params.weight_stages)) {
@@ -118,8 +109,7 @@ struct PointwisePair : PointwisePairPlan<Config> {
   using Fetched = typename Hidden::Fetched[kVectors];
 
   AT_DEVICE static void fetch_hidden(const Params& params, const ThreadRows& rows, int chunk, Fetched& to) {
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
+    AT_UNROLL for (int i = 0; i < kVectors; ++i) {
       const VectorPlace place(rows, fragment_coord<1>(i), chunk * P::kChunk, params.hidden);
       if (place.in_bounds) Hidden::fetch(to[i], params.p.p, place.offset);
     }
@@ -145,9 +135,9 @@ struct PointwisePair : PointwisePairPlan<Config> {
 
   AT_DEVICE static Chunk begin(const Params& params, const Layout& smem, int group, Position at, Rings& rings,
                                HiddenAccum& hidden) {
-    if (at.chunk == 0) P::x_pipeline(smem).consumer_wait(rings.x);
-    if (!P::kResident) P::weight_pipeline(smem).consumer_wait(rings.weights);
-    else if (at.tile == blockIdx.x) P::weight_pipeline(smem).consumer_wait({at.chunk, 0});
+    if (at.chunk == 0) smem.x_pipeline.consumer_wait(rings.x);
+    if (!P::kResident) smem.weight_pipeline.consumer_wait(rings.weights);
+    else if (at.tile == blockIdx.x) smem.weight_pipeline.consumer_wait({at.chunk, 0});
     const Chunk chunk{rings.x.index, P::kResident ? at.chunk : rings.weights.index};
     multiply_pixels(params, smem.x + chunk.x * params.stage_bytes + group * 64 * P::kRowBytes,
                     filters_of(params, smem, chunk), hidden);
@@ -181,8 +171,7 @@ struct PointwisePair : PointwisePairPlan<Config> {
       progress.chunk = begin(params, smem, group, progress.at, progress.rings, hidden[0]);
       ptx::warpgroup_commit_batch();  // in place of a second product, for the first wait
     }
-#pragma unroll 1
-    while (true) {
+    AT_NO_UNROLL while (true) {
       step(params, smem, group, progress, accum, hidden[0], hidden[P::kAhead], fetched[0], fetched[1]);
       if (progress.at.tile >= params.tiles) return;
       step(params, smem, group, progress, accum, hidden[P::kAhead], hidden[0], fetched[1], fetched[0]);
@@ -204,7 +193,7 @@ struct PointwisePair : PointwisePairPlan<Config> {
     if constexpr (P::kAhead) {
       ptx::warpgroup_wait<1>();
       ptx::warpgroup_fence_operand(hidden);
-      if (ends) release(P::x_pipeline(smem), chunk.x);
+      if (ends) release(smem.x_pipeline, chunk.x);
       if (continues) next_chunk = begin(params, smem, group, next, progress.rings, next_hidden);
     } else {
       chunk = begin(params, smem, group, at, progress.rings, hidden);
@@ -215,8 +204,8 @@ struct PointwisePair : PointwisePairPlan<Config> {
     else ptx::warpgroup_wait<0>();
     ptx::warpgroup_fence_operand(hidden);
     ptx::warpgroup_fence_operand(accum);
-    if (!P::kAhead && ends) release(P::x_pipeline(smem), chunk.x);
-    if (!P::kResident) release(P::weight_pipeline(smem), progress.pending_filters);
+    if (!P::kAhead && ends) release(smem.x_pipeline, chunk.x);
+    if (!P::kResident) release(smem.weight_pipeline, progress.pending_filters);
     Operand operand;
     finish_hidden(params, rows, at.chunk, hidden, fetched, operand);
     multiply_hidden(filters_of(params, smem, chunk) + params.slabs * P::kWeight1Bytes, operand, accum, at.chunk > 0);
@@ -225,7 +214,7 @@ struct PointwisePair : PointwisePairPlan<Config> {
       store_rows<Steps, Element>(params.p.p, params.scalars, P::kY, rows, 0, params.k, accum, [&] {
         ptx::warpgroup_wait<0>();
         ptx::warpgroup_fence_operand(accum);
-        if (!P::kResident) release(P::weight_pipeline(smem), progress.pending_filters);
+        if (!P::kResident) release(smem.weight_pipeline, progress.pending_filters);
       });
     progress.at = next, progress.chunk = next_chunk;
   }
@@ -235,10 +224,8 @@ struct PointwisePair : PointwisePairPlan<Config> {
     const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes);
     uint32_t a = ptx::descriptor_lo(pixels), b = ptx::descriptor_lo(filters);
     ptx::warpgroup_arrive();
-#pragma unroll 1
-    for (int slab = 0; slab < params.slabs; ++slab) {
-#pragma unroll
-      for (int k = 0; k < P::kRowBytes / 32; ++k)
+    AT_NO_UNROLL for (int slab = 0; slab < params.slabs; ++slab) {
+      AT_UNROLL for (int k = 0; k < P::kRowBytes / 32; ++k)
         Config::wgmma(hidden[0], ptx::SmemDescriptor{a + 2 * k, hi}, ptx::SmemDescriptor{b + 2 * k, hi},
                       slab > 0 || k > 0);
       a += P::kSlabBytes / 16, b += P::kWeight1Bytes / 16;
@@ -250,8 +237,7 @@ struct PointwisePair : PointwisePairPlan<Config> {
   // would spread.
   AT_DEVICE static void finish_hidden(const Params& params, const ThreadRows& rows, int chunk,
                                       const HiddenAccum& hidden, const Fetched& fetched, Operand& operand) {
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
+    AT_UNROLL for (int i = 0; i < kVectors; ++i) {
       const FragmentCoord at = fragment_coord<1>(i);
       const VectorPlace place(rows, at, chunk * P::kChunk, params.hidden);
       float v[8];
@@ -262,8 +248,7 @@ struct PointwisePair : PointwisePairPlan<Config> {
       const Vector vector = rounded<Element>(v);
       const uint32_t* words = reinterpret_cast<const uint32_t*>(vector.words);
       const bool exists = chunk * P::kChunk + at.channel() + fragment_channel(threadIdx.x % 32) < params.hidden;
-#pragma unroll
-      for (int j = 0; j < kWords; ++j)
+      AT_UNROLL for (int j = 0; j < kWords; ++j)
         operand[kWords / 2 * at.columns + j / 2][2 * (j % 2) + at.half] = exists ? words[j] : 0;
     }
   }
@@ -272,8 +257,7 @@ struct PointwisePair : PointwisePairPlan<Config> {
     const uint32_t hi = ptx::descriptor_hi<P::kDepthBytes>(8 * P::kDepthBytes);
     constexpr int kSteps = P::kDepthBytes / 32;
     ptx::warpgroup_arrive();
-#pragma unroll
-    for (int k = 0; k < kProducts; ++k) {
+    AT_UNROLL for (int k = 0; k < kProducts; ++k) {
       const uint32_t b = ptx::descriptor_lo(filters + k / kSteps * P::kN * P::kDepthBytes);
       Config::wgmma(accum[0], operand[k], ptx::SmemDescriptor{b + 2 * (k % kSteps), hi}, accumulate || k > 0);
     }

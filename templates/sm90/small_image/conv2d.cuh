@@ -18,12 +18,7 @@
 // prepare().
 #pragma once
 #include "sm90/fragment.cuh"
-#include "common/ptx/cluster.cuh"
-#include "common/ptx/mbarrier.cuh"
-#include "common/ptx/registers.cuh"
-#include "common/ptx/shared_memory.cuh"
-#include "common/ptx/tma.cuh"
-#include "common/ptx/wgmma.cuh"
+#include "common/ptx/ptx.cuh"
 #include "sm90/conv2d/promoted_sum.cuh"
 #include "sm90/small_image/plan.cuh"
 
@@ -80,8 +75,9 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
 
   AT_DEVICE static void init_barriers(const Params& params, const Layout& smem, int warp) {
     if (warp == 0) ptx::mbarrier_init_array(smem.full, params.chunks + params.skip_chunks, 1);
-    else if (warp == 1) ptx::mbarrier_init_array(smem.weight_full, P::kGroups * params.weight_stages, 1);
-    else if (warp == 2) ptx::mbarrier_init_array(smem.weight_empty, P::kGroups * params.weight_stages, P::kPeers);
+    else if (warp == 1) ptx::mbarrier_init_array(smem.weight_pipeline.full, P::kGroups * params.weight_stages, 1);
+    else if (warp == 2)
+      ptx::mbarrier_init_array(smem.weight_pipeline.empty, P::kGroups * params.weight_stages, P::kPeers);
     ptx::fence_barrier_init();
   }
 
@@ -108,17 +104,14 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
   AT_DEVICE static void load_images(const Params& params, const Layout& smem, const ClusterCoord& cta) {
     const int image = cta.first_image(params);
     griddepcontrol_wait();
-#pragma unroll 1
-    for (int chunk = 0; chunk < params.chunks; ++chunk) {
+    AT_NO_UNROLL for (int chunk = 0; chunk < params.chunks; ++chunk) {
       const uint32_t full = smem.full + ptx::kMbarrierBytes * chunk, to = smem.images + chunk * P::kChunkBytes;
       ptx::mbarrier_arrive_expect_tx(full, P::kPlanes * params.plane_bytes);
-#pragma unroll
-      for (int plane = 0; plane < P::kPlanes; ++plane)
+    AT_UNROLL for (int plane = 0; plane < P::kPlanes; ++plane)
         ptx::tma_load_4d(to + plane * P::kPlaneBytes, params.image_map, full, chunk * P::kK, plane % P::kStride,
                          plane / P::kStride, image);
     }
-#pragma unroll 1
-    for (int i = 0; i < params.skip_chunks; ++i) {
+    AT_NO_UNROLL for (int i = 0; i < params.skip_chunks; ++i) {
       const uint32_t full = smem.full + ptx::kMbarrierBytes * (params.chunks + i);
       ptx::mbarrier_arrive_expect_tx(full, params.plane_bytes);
       ptx::tma_load_2d<false>(smem.skip + i * P::kPlaneBytes, params.skip_map, full, i * P::kK, image * params.pixels,
@@ -132,9 +125,9 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     constexpr uint16_t kAll = (1 << P::kPeers) - 1;
     const int first = group * params.weight_stages, steps = steps_of(params, group);
     const auto load = [&](PipelineState& ring, const void* map, int bytes, int rows, int chunk, int tap, int row) {
-      const uint32_t full = P::weight_pipeline(smem).full_barrier(first + ring.index),
+      const uint32_t full = smem.weight_pipeline.full_barrier(first + ring.index),
                      stage = smem.weights + (first + ring.index) * P::kWeightBytes;
-      P::weight_pipeline(smem).producer_acquire({first + ring.index, ring.phase});
+      smem.weight_pipeline.producer_acquire({first + ring.index, ring.phase});
       ptx::mbarrier_arrive_expect_tx(full, bytes);
       ptx::tma_load_3d<(P::kPeers > 1)>(stage + cta.peer * rows * P::kRowBytes, map, full, chunk * P::kK, tap,
                                         row + cta.peer * rows, kAll);
@@ -143,9 +136,8 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     };
     PipelineState ring{0, 1};
     Step step(group);
-#pragma unroll 1
-    for (int i = 0; i < steps; ++i, step.advance()) {
-      const uint32_t full = P::weight_pipeline(smem).full_barrier(first + ring.index);
+    AT_NO_UNROLL for (int i = 0; i < steps; ++i, step.advance()) {
+      const uint32_t full = smem.weight_pipeline.full_barrier(first + ring.index);
       const uint32_t stage =
           load(ring, params.weight_map, P::kWeightBytes, P::kN / P::kPeers, step.chunk, step.tap, cta.column * P::kN);
       if (P::kFolded && cta.peer == 0)
@@ -177,8 +169,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
         return (unsigned)(line * P::kStride + tap - 1) < (unsigned)(size * P::kStride);
       };
       taps = 0;
-#pragma unroll
-      for (int tap = 0; tap < P::kTaps; ++tap)
+      AT_UNROLL for (int tap = 0; tap < P::kTaps; ++tap)
         taps |= (uint32_t)(inside(line, tap / 3, params.out_h) && inside(column, tap % 3, params.out_w)) << tap;
       if (P::kPartial && (int)row >= rows_of(params)) taps = 0;  // its taps may lie beyond the image's memory
     }
@@ -202,8 +193,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     const uint32_t row = pixel.row + shift_of(r) * params.out_w + shift_of(s);
     const uint32_t from = pixel.taps >> step.tap & 1 ? plane + row * P::kRowBytes : smem.zeros;
     const uint32_t first = (pixel.half ^ row % 8) * 16;  // TMA's swizzle
-#pragma unroll
-    for (int i = 0; i < kProducts; ++i) load_matrices(to[i], from + (first ^ 32 * i));
+    AT_UNROLL for (int i = 0; i < kProducts; ++i) load_matrices(to[i], from + (first ^ 32 * i));
   }
 
   // A warpgroup's position in its ring of weights.
@@ -216,7 +206,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
   // Releases the stage whose products are complete, unless it is not refilled.
   AT_DEVICE static void release(const Layout& smem, Progress& weights, int stages, int pieces) {
     const bool again = weights.pending >= 0 && weights.piece - 1 + stages < pieces;
-    const uint32_t empty = P::weight_pipeline(smem).empty_barrier(weights.first + weights.pending);
+    const uint32_t empty = smem.weight_pipeline.empty_barrier(weights.first + weights.pending);
     const int thread = threadIdx.x % P::kWide;
     if constexpr (P::kPeers == 1) {
       if (again && thread == 0) ptx::mbarrier_arrive(empty);
@@ -237,10 +227,9 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
       taken = weights.piece % Config::kPromote == 0;
       if (taken) promote(accum, weights.piece == 0);
     }
-    P::weight_pipeline(smem).consumer_wait({(int)stage, weights.ring.phase});
+    smem.weight_pipeline.consumer_wait({(int)stage, weights.ring.phase});
     ptx::warpgroup_arrive();
-#pragma unroll
-    for (int i = 0; i < kProducts; ++i)
+    AT_UNROLL for (int i = 0; i < kProducts; ++i)
       Config::wgmma(accum[0], now[i], ptx::SmemDescriptor{b + 2 * i, hi}, (accumulate && !taken) || i);
     ptx::warpgroup_commit_batch();
     ptx::warpgroup_wait<1>();
@@ -264,8 +253,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     };
     read(params, smem, pixel, step, even);
     ptx::warpgroup_fence_operand(accum);
-#pragma unroll 1
-    for (int i = 0; i + 1 < steps; i += 2) {
+    AT_NO_UNROLL for (int i = 0; i + 1 < steps; i += 2) {
       advance();
       take_step(params, smem, pixel, weights, pieces, even, odd, step, i > 0, accum);
       advance();
@@ -287,16 +275,14 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
                                 ElementAccum (&accum)[1][P::kOwn / 2]) {
     const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes);
     ptx::warpgroup_fence_operand(accum);
-#pragma unroll 1
-    for (int chunk = 0; chunk < params.skip_chunks; ++chunk) {
+    AT_NO_UNROLL for (int chunk = 0; chunk < params.skip_chunks; ++chunk) {
       const uint32_t a = ptx::descriptor_lo(smem.skip) + chunk * (P::kPlaneBytes / 16),
                      stage = weights.first + weights.ring.index;
       const uint32_t b = ptx::descriptor_lo(smem.weights) + stage * (P::kWeightBytes / 16);
       ptx::mbarrier_wait(smem.full + ptx::kMbarrierBytes * (params.chunks + chunk), 0);
-      P::weight_pipeline(smem).consumer_wait({(int)stage, weights.ring.phase});
+      smem.weight_pipeline.consumer_wait({(int)stage, weights.ring.phase});
       ptx::warpgroup_arrive();
-#pragma unroll
-      for (int i = 0; i < kProducts; ++i)
+      AT_UNROLL for (int i = 0; i < kProducts; ++i)
         Config::wgmma(accum[0], ptx::SmemDescriptor{a + 2 * i, hi}, ptx::SmemDescriptor{b + 2 * i, hi}, chunk || i);
       ptx::warpgroup_commit_batch();
       ptx::warpgroup_wait<0>();
@@ -325,22 +311,18 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
 
   AT_DEVICE static void leave_sums(const Layout& smem, int group, const Accum& accum) {
     const int other = P::kGroups - 1 - group;
-#pragma unroll
-    for (int i = 0; i < P::kFours; ++i) {
+    AT_UNROLL for (int i = 0; i < P::kFours; ++i) {
       float v[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) v[e] = bits_of(sum_of(accum, other, 4 * i + e));
+      AT_UNROLL for (int e = 0; e < 4; ++e) v[e] = bits_of(sum_of(accum, other, 4 * i + e));
       ptx::st_shared(sums_of(smem, other, i), make_float4(v[0], v[1], v[2], v[3]));
     }
   }
 
   AT_DEVICE static void gather_sums(const Layout& smem, int group, const Accum& accum, OwnAccum& own) {
-#pragma unroll
-    for (int i = 0; i < P::kFours; ++i) {
+    AT_UNROLL for (int i = 0; i < P::kFours; ++i) {
       const float4 other = ptx::ld_shared_float4(sums_of(smem, group, i));
       const float v[4] = {other.x, other.y, other.z, other.w};
-#pragma unroll
-      for (int e = 0; e < 4; ++e) own[0][4 * i + e] = added(sum_of(accum, group, 4 * i + e), v[e]);
+      AT_UNROLL for (int e = 0; e < 4; ++e) own[0][4 * i + e] = added(sum_of(accum, group, 4 * i + e), v[e]);
     }
   }
 
@@ -382,8 +364,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
       load_fragment(v, own, at);
       if constexpr (P::kProjects) {
         load_fragment(more, projected, at);
-#pragma unroll
-        for (int e = 0; e < P::kVector; ++e) v[e] += more[e];
+        AT_UNROLL for (int e = 0; e < P::kVector; ++e) v[e] += more[e];
       }
       if (!Config::kStores || in_bounds)
         Config::Steps::apply(v, params.p.p, params.scalars, channel, offset, fetched[i]);
@@ -401,8 +382,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     // The last tile ends with the last image, so it may begin within the tile before it. Only one of them stores a
     // pixel: its rows lie elsewhere in the tile, and the compiler may contract multiply-adds there differently (1 ulp).
     const int first_own = cta.tile * params.images * params.pixels;
-#pragma unroll
-    for (int i = 0; i < P::kVectors; ++i) {
+    AT_UNROLL for (int i = 0; i < P::kVectors; ++i) {
       const FragmentCoord at = fragment_coord<1>(i);
       const int pixel = row + at.row(), own = first_channel + at.channel() + fragment_channel(lane),
                 channel = min(own, params.k - P::kVector);

@@ -3,9 +3,8 @@
 #pragma once
 #include "common/fast_divmod.cuh"
 #include "common/folded_se_gate.cuh"
-#include "sm90/pipeline.cuh"
-#include "sm90/smem_layout.cuh"
-#include "common/ptx/tma.cuh"
+#include "sm90/ring.cuh"
+#include "sm90/tensor_maps.cuh"
 
 namespace at {
 
@@ -98,9 +97,7 @@ struct HopperImagePlan {
     const uint64_t c = a.c, h = a.h, w = a.w, n = a.n, padded_k = ceil_div(a.k, 32) * 32;
     const uint32_t box_h = (a.p - 1) * kStride + 1, box_w = (a.q - 1) * kStride + 1, images = params.images;
     const auto ask = [&](int offset, int pointer) -> at_tensor_map& {
-      at_tensor_map& map = out->tensor_maps[out->tensor_map_count++];
-      map = {offset, pointer, Config::kMapElement, ptx::swizzle_mode(kRowBytes)};
-      return map;
+      return add_tensor_map<Config>(out, offset, pointer, kRowBytes);
     };
     ptx::describe_tensor_map<Element>(ask(kImageMap, kX), {c, w, h, n}, {kK, box_w, box_h, images},
                                       {1, kStride, kStride, 1});
@@ -126,7 +123,8 @@ struct HopperImagePlan {
 
   // Addresses in shared memory.
   struct Layout {
-    uint32_t images, skip, weights, zeros, gates, sums, full, weight_full, weight_empty, end;
+    uint32_t images, skip, weights, zeros, gates, sums, full, end;
+    Pipeline weight_pipeline;  // the rings of all warpgroups, which follow each other
     AT_DEVICE Layout(const Params& params, uint32_t memory) {
       SmemLayout layout(memory);
       images = layout.add(params.chunks * kChunkBytes);
@@ -136,14 +134,10 @@ struct HopperImagePlan {
       gates = layout.add(kFolded ? kOwners * Folded::kBytes : 0);
       sums = layout.add(kOwners * kFours * kFoursBytes);
       full = layout.add_barriers(params.chunks + params.skip_chunks);
-      weight_full = layout.add_barriers(kGroups * params.weight_stages);
-      weight_empty = layout.add_barriers(kGroups * params.weight_stages);
+      weight_pipeline = add_pipeline(layout, kGroups * params.weight_stages);
       end = layout.end;
     }
   };
-
-  // The rings of weights of all warpgroups, which follow each other.
-  AT_DEVICE static Pipeline weight_pipeline(const Layout& smem) { return {smem.weight_full, smem.weight_empty}; }
 };
 
 }  // namespace at

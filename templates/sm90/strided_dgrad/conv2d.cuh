@@ -12,11 +12,7 @@
 // The weights are in layout "wgmma_dgrad" (autotune/ir/weight_layout.py), so that each thread's accumulators are eight
 // neighbouring channels of a pixel.
 #pragma once
-#include "common/ptx/cluster.cuh"
-#include "common/ptx/mbarrier.cuh"
-#include "common/ptx/registers.cuh"
-#include "common/ptx/shared_memory.cuh"
-#include "common/ptx/wgmma.cuh"
+#include "common/ptx/ptx.cuh"
 #include "sm90/fragment.cuh"
 #include "sm90/staged_products.cuh"
 #include "sm90/strided_dgrad/plan.cuh"
@@ -38,7 +34,8 @@ struct HopperStridedDgrad : StridedDgradPlan<Config> {
     const int warp = ptx::warp_uniform(threadIdx.x / 32);
     const Tile tile(params);
     if (warp == 0) {
-      init_ring(smem.full, smem.empty, params.stages, P::kGroups * P::kPeers);
+      init_pipeline(smem.pipeline, params.stages, P::kGroups * P::kPeers);
+      ptx::fence_barrier_init();
     } else if (warp == 4 * P::kGroups) {
       ptx::prefetch_tensormap(params.dy_maps[tile.index]);
       ptx::prefetch_tensormap(params.weight_map);
@@ -56,7 +53,7 @@ struct HopperStridedDgrad : StridedDgradPlan<Config> {
  private:
   AT_DEVICE static void load(const Params& params, const Layout& smem, const Tile& tile) {
     const Phase& phase = params.phases[tile.index];
-    const Pipeline pipeline = P::pipeline(smem);
+    const Pipeline pipeline = smem.pipeline;
     int h, w;
     const int n = phase.area.divmod(tile.first, h);
     h = phase.width.divmod(h, w) + params.vertical.low[phase.h], w += params.horizontal.low[phase.w];
@@ -87,7 +84,7 @@ struct HopperStridedDgrad : StridedDgradPlan<Config> {
     const uint32_t own = ptx::descriptor_lo(smem.stages + group * P::kBlocks * 64 * P::kRowBytes);
     const uint32_t weights = ptx::descriptor_lo(smem.stages + P::kWeightOffset);
     Accum accum = {};
-    const Stages stages{P::pipeline(smem), params.stages, k_blocks, P::kStageBytes / 16};
+    const Stages stages{smem.pipeline, params.stages, k_blocks, P::kStageBytes / 16};
     add_staged_products<Config, 32 / 16, P::kPeers>(stages, own, weights, accum);
     launch_dependents();
     store_tile(params, tile, group, accum);
@@ -98,8 +95,7 @@ struct HopperStridedDgrad : StridedDgradPlan<Config> {
     const Phase& phase = params.phases[tile.index];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     int pixels[P::kBlocks][2];
-#pragma unroll
-    for (int i = 0; i < 2 * P::kBlocks; ++i) {
+    AT_UNROLL for (int i = 0; i < 2 * P::kBlocks; ++i) {
       const int in_tile = 64 * (group * P::kBlocks + i / 2) + 16 * warp + 8 * (i % 2) + fragment_row(lane);
       const int row = tile.first + in_tile;
       int h, w;
@@ -107,8 +103,7 @@ struct HopperStridedDgrad : StridedDgradPlan<Config> {
       h = phase.width.divmod(h, w) * params.stride_h + phase.h, w = w * params.stride_w + phase.w;
       pixels[i / 2][i % 2] = row < phase.rows ? (n * params.h + h) * params.w + w : -1;
     }
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
+    AT_UNROLL for (int i = 0; i < kVectors; ++i) {
       const FragmentCoord at = fragment_coord<P::kBlocks>(i);
       const int pixel = pixels[at.block][at.half], channel = tile.channel + at.channel() + fragment_channel(lane);
       float v[8];

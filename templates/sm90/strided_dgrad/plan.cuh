@@ -2,9 +2,8 @@
 // shared-memory layout.
 #pragma once
 #include "common/fast_divmod.cuh"
-#include "common/ptx/tma.cuh"
-#include "sm90/pipeline.cuh"
-#include "sm90/smem_layout.cuh"
+#include "sm90/ring.cuh"
+#include "sm90/tensor_maps.cuh"
 
 namespace at {
 
@@ -105,18 +104,16 @@ struct StridedDgradPlan {
     const uint64_t n = a.n, p = a.p, q = a.q, k = a.k, c = ceil_div(a.c, 32) * 32, filter = a.r * a.s;
     for (int i = 0; i < count; ++i) {
       const Phase& phase = params.phases[i];
-      at_tensor_map map{kDyMap + 128 * i, kDy, Config::kMapElement, ptx::swizzle_mode(kRowBytes)};
+      at_tensor_map& map = add_tensor_map<Config>(out, kDyMap + 128 * i, kDy, kRowBytes);
       ptx::describe_tensor_map<Element>(map, {k, q, p, n}, {kK, 1, 1, 1}, {1, 1, 1, 1});
       // A phase without pixels is never loaded, but its map must be valid.
       const int height = max(params.vertical.pixels[phase.h], 1), width = max(params.horizontal.pixels[phase.w], 1);
       map.pixels = max(min(kM, phase.rows), 1);
       map.lower[0] = params.horizontal.low[phase.w], map.upper[0] = map.lower[0] + width - a.q;
       map.lower[1] = params.vertical.low[phase.h], map.upper[1] = map.lower[1] + height - a.p;
-      out->tensor_maps[out->tensor_map_count++] = map;
     }
-    at_tensor_map weight{kWeightMap, kWeight, Config::kMapElement, ptx::swizzle_mode(kRowBytes)};
-    ptx::describe_tensor_map<Element>(weight, {k, filter, c}, {kK, 1, kOwnN}, {1, 1, 1});
-    out->tensor_maps[out->tensor_map_count++] = weight;
+    ptx::describe_tensor_map<Element>(add_tensor_map<Config>(out, kWeightMap, kWeight, kRowBytes), {k, filter, c},
+                                      {kK, 1, kOwnN}, {1, 1, 1});
   }
 
   AT_DEVICE static int taps(const Params& params, int phase) {
@@ -127,16 +124,15 @@ struct StridedDgradPlan {
 
   // Addresses in shared memory. A stage holds 64 channels of dy for each pixel of the tile, then of the weights.
   struct Layout {
-    uint32_t stages, full, empty, end;
+    uint32_t stages, end;
+    Pipeline pipeline;
     AT_DEVICE Layout(const Params& params, uint32_t memory) {
       SmemLayout layout(memory);
       stages = layout.add(params.stages * kStageBytes);
-      full = layout.add_barriers(params.stages), empty = layout.add_barriers(params.stages);
+      pipeline = add_pipeline(layout, params.stages);
       end = layout.end;
     }
   };
-
-  AT_DEVICE static Pipeline pipeline(const Layout& smem) { return {smem.full, smem.empty}; }
 
   struct Tile {
     int index, channel;  // of the phase in Params, and the first channel of dx
@@ -147,8 +143,7 @@ struct StridedDgradPlan {
       const int m = params.tiles_n.divmod(blockIdx.x / kPeers, channel) * kPeers + peer;
       channel *= kN;
       index = 0;
-#pragma unroll
-      for (int i = 0; i + 1 < kMaxPhases; ++i) index += m >= params.phases[i].tiles;
+      AT_UNROLL for (int i = 0; i + 1 < kMaxPhases; ++i) index += m >= params.phases[i].tiles;
       const Phase& phase = params.phases[index];
       // The last tile ends with the last pixel, as TMA takes longer for rows beyond it. It computes some pixels again,
       // to the same bits, and so does a tile that only fills its cluster.

@@ -13,12 +13,7 @@
 // Blocks split the pixels. Those of a cluster add their sums through distributed shared memory, each for a part of the
 // tile. With several clusters a tile they add through a workspace: the last one to arrive adds all, in fixed order.
 #pragma once
-#include "common/ptx/cluster.cuh"
-#include "common/ptx/distributed_shared_memory.cuh"
-#include "common/ptx/mbarrier.cuh"
-#include "common/ptx/registers.cuh"
-#include "common/ptx/shared_memory.cuh"
-#include "common/ptx/wgmma.cuh"
+#include "common/ptx/ptx.cuh"
 #include "sm90/wgrad/plan.cuh"
 #include "sm90/wgrad/sums.cuh"
 
@@ -39,7 +34,11 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
     const Layout smem(params, align_smem(ptx::cast_smem_ptr_to_uint(memory)));
     const int warp = ptx::warp_uniform(threadIdx.x / 32);
     const Tile tile(params);
-    init_barriers(params, smem, warp);
+    if (warp == 0) {
+      init_pipeline(smem.dy_pipeline, params.dy_stages, 4 * P::kGroups);
+      init_pipeline(smem.x_pipeline, params.x_stages, 4 * P::kGroups);
+      ptx::fence_barrier_init();
+    }
     if (warp >= 4 * P::kGroups) ptx::prefetch_tensormap(warp == 4 * P::kGroups ? params.dy_map : params.x_map);
     __syncthreads();
     if (warp < 4 * P::kGroups) {
@@ -56,17 +55,8 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
   }
 
  private:
-  AT_DEVICE static void init_barriers(const Params& params, const Layout& smem, int warp) {
-    if (warp != 0) return;
-    ptx::mbarrier_init_array(smem.dy_full, params.dy_stages, 1);
-    ptx::mbarrier_init_array(smem.dy_empty, params.dy_stages, 4 * P::kGroups);
-    ptx::mbarrier_init_array(smem.x_full, params.x_stages, 1);
-    ptx::mbarrier_init_array(smem.x_empty, params.x_stages, 4 * P::kGroups);
-    ptx::fence_barrier_init();
-  }
-
   AT_DEVICE static void load_dy(const Params& params, const Layout& smem, const Tile& tile) {
-    const Pipeline pipeline = P::dy_pipeline(smem);
+    const Pipeline pipeline = smem.dy_pipeline;
     const int bytes = P::dy_bytes(params), last = tile.first_row(params, 1);
     PipelineState state{0, 1};
     for (int row = tile.first_row(params); row < last;) {
@@ -74,8 +64,7 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
       for (int p = part.begin; p < part.end; ++p, state.advance(params.dy_stages)) {
         const uint32_t full = pipeline.producer_acquire(state), to = smem.dy + state.index * bytes;
         ptx::mbarrier_arrive_expect_tx(full, bytes);
-#pragma unroll
-        for (int i = 0; i < P::kMChunks; ++i)
+    AT_UNROLL for (int i = 0; i < P::kMChunks; ++i)
           ptx::tma_load_4d(to + i * params.columns * P::kPixelBytes, params.dy_map, full, tile.k + i * P::kChunk,
                            part.n, part.q, p);
       }
@@ -84,7 +73,7 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
   }
 
   AT_DEVICE static void load_x(const Params& params, const Layout& smem, const Tile& tile) {
-    const Pipeline pipeline = P::x_pipeline(smem);
+    const Pipeline pipeline = smem.x_pipeline;
     const int bytes = P::x_bytes(params), last = tile.first_row(params, 1);
     PipelineState state{0, 1};
     for (int row = tile.first_row(params); row < last;) {
@@ -93,8 +82,7 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
       for (int h = part.first_h; h < part.end_h; h += part.step_h(params), state.advance(params.x_stages)) {
         const uint32_t full = pipeline.producer_acquire(state), to = smem.x + state.index * bytes;
         ptx::mbarrier_arrive_expect_tx(full, bytes);
-#pragma unroll
-        for (int i = 0; i < P::kNChunks; ++i)
+        AT_UNROLL for (int i = 0; i < P::kNChunks; ++i)
           ptx::tma_load_4d(to + i * params.width * P::kPixelBytes, params.x_map, full, tile.c + i * P::kChunk, part.n,
                            w, h);
       }
@@ -110,8 +98,8 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
 
   AT_DEVICE static void release(const Layout& smem, Pending& pending) {
     if (threadIdx.x % 32 == 0) {
-      if (pending.dy >= 0) P::dy_pipeline(smem).consumer_release(pending.dy);
-      if (pending.x >= 0) P::x_pipeline(smem).consumer_release(pending.x);
+      if (pending.dy >= 0) smem.dy_pipeline.consumer_release(pending.dy);
+      if (pending.x >= 0) smem.x_pipeline.consumer_release(pending.x);
     }
     pending = {};
   }
@@ -129,8 +117,7 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
     int shift, begin[P::kProducts], end[P::kProducts];
     AT_DEVICE bool any() const {
       bool found = false;
-#pragma unroll
-      for (int i = 0; i < P::kProducts; ++i) found |= begin[i] < end[i];
+      AT_UNROLL for (int i = 0; i < P::kProducts; ++i) found |= begin[i] < end[i];
       return found;
     }
   };
@@ -140,8 +127,7 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
     int first, begin[P::kProducts], end[P::kProducts];
     AT_DEVICE AllColumns(const Params& params, const Tile& tile) {
       first = tile.s * params.dilation_w - params.pad_w;
-#pragma unroll
-      for (int i = 0; i < P::kProducts; ++i) {
+      AT_UNROLL for (int i = 0; i < P::kProducts; ++i) {
         const int at = first + i * params.dilation_w;  // the pixel of column 0
         begin[i] = P::kJoined || at >= 0 ? 0 : (params.stride_w - 1 - at) / params.stride_w;
         end[i] = P::kJoined       ? params.out_w
@@ -152,8 +138,7 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
     AT_DEVICE Columns of(const Params& params, const Tile& tile, const Segment& part) const {
       Columns columns;
       columns.shift = first + part.q * params.stride_w - part.first_w(params, tile);
-#pragma unroll
-      for (int i = 0; i < P::kProducts; ++i)
+      AT_UNROLL for (int i = 0; i < P::kProducts; ++i)
         columns.begin[i] = max(0, begin[i] - part.q), columns.end[i] = min(params.columns, end[i] - part.q);
       return columns;
     }
@@ -167,7 +152,7 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
     const int first_met = above > 0 ? (above + params.stride_h - 1) / params.stride_h : 0;
     const int end_met = params.h + above > 0 ? (params.h - 1 + above) / params.stride_h + 1 : 0;
     const AllColumns all(params, tile);
-    const Pipeline dy_pipeline = P::dy_pipeline(smem), x_pipeline = P::x_pipeline(smem);
+    const Pipeline dy_pipeline = smem.dy_pipeline, x_pipeline = smem.x_pipeline;
     const int dy_bytes = P::dy_bytes(params), x_bytes = P::x_bytes(params), step_h = Segment::step_h(params);
     const uint32_t own_dy = smem.dy + chunk * params.columns * P::kPixelBytes;
     PipelineState dy{0, 0}, in{0, 0};
@@ -214,10 +199,8 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
     const uint32_t first_b = ptx::transposed_descriptor_lo(in, P::kJoined && P::kFilterColumns > 1 ? tap : channels);
     // The columns that meet just the products first to last, which take turns, since each waits for its sums. A product
     // further to the left of the filter begins and ends later.
-#pragma unroll
-    for (int first = 0; first < P::kProducts; ++first) {
-#pragma unroll
-      for (int last = first; last < P::kProducts; ++last) {
+    AT_UNROLL for (int first = 0; first < P::kProducts; ++first) {
+      AT_UNROLL for (int last = first; last < P::kProducts; ++last) {
         const bool from_left = first == 0, to_right = last + 1 == P::kProducts;
         int q = max(columns.begin[first], to_right ? 0 : columns.end[to_right ? last : last + 1]);
         const int end =
@@ -226,10 +209,8 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
         // Each round waits for the products of the one before: the compiler would serialize a loop that does not wait.
         for (; q < end; ++q, a += kPixel, b += params.step_w * kPixel) {
           ptx::warpgroup_arrive();
-#pragma unroll
-          for (int images = 0; images < P::kImages / P::kK; ++images) {
-#pragma unroll
-            for (int i = first; i <= last; ++i)
+          AT_UNROLL for (int images = 0; images < P::kImages / P::kK; ++images) {
+            AT_UNROLL for (int i = first; i <= last; ++i)
               Config::wgmma(accum[i], ptx::SmemDescriptor{a + images * (P::kKBytes / 16), hi},
                             ptx::SmemDescriptor{b + i * (tap / 16) + images * (P::kKBytes / 16), hi}, 1);
           }
@@ -244,8 +225,7 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
     constexpr int kTapSums = P::kN / 2;
     const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
     const int m = chunk * P::kChunk + 16 * warp + lane / 4;
-#pragma unroll
-    for (int column = 0; column < P::kFilterColumns; ++column) {
+    AT_UNROLL for (int column = 0; column < P::kFilterColumns; ++column) {
       const int tap = filter_row * P::kFilterColumns + column;
       const uint32_t to = End::sum_row(smem, tap * P::kM + m) + 8 * (lane % 4);
       End::store_columns(to, accum[P::kJoined ? 0 : column], P::kJoined ? column * kTapSums : 0);

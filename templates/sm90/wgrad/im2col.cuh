@@ -11,11 +11,7 @@
 // kClusterN tiles those of dy. Blocks split the pixels; sums.cuh adds their sums. The kernel in conv2d.cuh loads x and
 // dy once for all taps, and skips the padding, but it issues one product at a time.
 #pragma once
-#include "common/ptx/cluster.cuh"
-#include "common/ptx/mbarrier.cuh"
-#include "common/ptx/registers.cuh"
-#include "common/ptx/shared_memory.cuh"
-#include "common/ptx/wgmma.cuh"
+#include "common/ptx/ptx.cuh"
 #include "sm90/staged_products.cuh"
 #include "sm90/wgrad/im2col_plan.cuh"
 #include "sm90/wgrad/sums.cuh"
@@ -36,7 +32,8 @@ struct HopperIm2colWgrad : WgradSums<Im2colWgradPlan<Config>> {
     const int warp = ptx::warp_uniform(threadIdx.x / 32);
     const Tile tile(params);
     if (warp == 0) {
-      init_ring(smem.full, smem.empty, params.stages, P::kGroups * P::kPeers);
+      init_pipeline(smem.pipeline, params.stages, P::kGroups * P::kPeers);
+      ptx::fence_barrier_init();
     } else if (warp == 4 * P::kGroups) {
       ptx::prefetch_tensormap(params.dy_map);
       ptx::prefetch_tensormap(params.x_map);
@@ -54,14 +51,13 @@ struct HopperIm2colWgrad : WgradSums<Im2colWgradPlan<Config>> {
 
  private:
   AT_DEVICE static void load(const Params& params, const Layout& smem, const Tile& tile) {
-    const Pipeline pipeline = P::pipeline(smem);
+    const Pipeline pipeline = smem.pipeline;
     const int last = tile.first_step(params, 1);
     // The chunks that this block loads: all, or with peers each kClusterN-th of dy and each kClusterK-th of x.
     constexpr int kOwnDy = P::kMChunks / P::kClusterN, kOwnX = P::kNChunks / P::kClusterK;
     const int first_dy = P::kClusterN > 1 ? tile.peer : 0, first_x = P::kClusterK > 1 ? tile.peer : 0;
     typename P::Column columns[kOwnX];
-#pragma unroll
-    for (int i = 0; i < kOwnX; ++i) {
+    AT_UNROLL for (int i = 0; i < kOwnX; ++i) {
       columns[i] = typename P::Column(params, min(tile.column + first_x + i * P::kClusterK, params.columns - 1));
       columns[i].r *= params.dilation_h, columns[i].s *= params.dilation_w;
     }
@@ -73,14 +69,12 @@ struct HopperIm2colWgrad : WgradSums<Im2colWgradPlan<Config>> {
       const int n = params.area.divmod(pixel, h);
       h = params.width.divmod(h, w) * params.stride_h - params.pad_h, w = w * params.stride_w - params.pad_w;
       ptx::mbarrier_arrive_expect_tx(full, P::kStageBytes);
-#pragma unroll
-      for (int i = 0; i < kOwnDy; ++i) {
+      AT_UNROLL for (int i = 0; i < kOwnDy; ++i) {
         const int chunk = first_dy + i * P::kClusterN;
         ptx::tma_load_2d<(P::kClusterN > 1)>(to + chunk * P::kChunkBytes, params.dy_map, full,
                                              tile.k + chunk * P::kChunk, pixel, tile.peers());
       }
-#pragma unroll
-      for (int i = 0; i < kOwnX; ++i) {
+      AT_UNROLL for (int i = 0; i < kOwnX; ++i) {
         constexpr bool kShared = P::kClusterK > 1;
         const typename P::Column& at = columns[i];
         const uint32_t chunk = to + P::kXOffset + (first_x + i * P::kClusterK) * P::kChunkBytes;
@@ -96,7 +90,7 @@ struct HopperIm2colWgrad : WgradSums<Im2colWgradPlan<Config>> {
     const uint32_t own = ptx::transposed_descriptor_lo(smem.stages + group * P::kBlocks * P::kChunkBytes, 0);
     const uint32_t other = ptx::transposed_descriptor_lo(smem.stages + P::kXOffset, P::kChunkBytes);
     Accum accum = {};
-    const Stages stages{P::pipeline(smem), params.stages, steps, P::kStageBytes / 16,
+    const Stages stages{smem.pipeline, params.stages, steps, P::kStageBytes / 16,
                         (uint32_t)tile.rank(tile.slice) - tile.peer};
     add_staged_products<Config, P::kKBytes / 16, P::kPeers>(stages, own, other, accum);
     launch_dependents();
@@ -106,8 +100,7 @@ struct HopperIm2colWgrad : WgradSums<Im2colWgradPlan<Config>> {
 
   AT_DEVICE static void store_sums(const Layout& smem, int group, const Accum& accum) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-#pragma unroll
-    for (int block = 0; block < P::kBlocks; ++block) {
+    AT_UNROLL for (int block = 0; block < P::kBlocks; ++block) {
       const int row = (group * P::kBlocks + block) * 64 + 16 * warp + lane / 4;
       End::store_columns(End::sum_row(smem, row) + 8 * (lane % 4), accum[block], 0);
     }

@@ -2,9 +2,8 @@
 // shared-memory layout.
 #pragma once
 #include "common/fast_divmod.cuh"
-#include "common/ptx/tma.cuh"
-#include "sm90/pipeline.cuh"
-#include "sm90/smem_layout.cuh"
+#include "sm90/ring.cuh"
+#include "sm90/tensor_maps.cuh"
 
 namespace at {
 
@@ -79,29 +78,25 @@ struct Im2colWgradPlan {
     prepared(out, params, tiles * params.workers, 1, 1, kThreads, (int)shared,
              params.splits > 1 ? counter_bytes(tiles) + sums : 0);
 
-    out->tensor_map_count = 2;
-    describe(out->tensor_maps[0], kDyMap, kDy, pixels, a.k);
-    if (params.pointwise) describe(out->tensor_maps[1], kXMap, kX, pixels, a.c);
-    else describe_im2col(out->tensor_maps[1], a);
+    describe(add_tensor_map<Config>(out, kDyMap, kDy, 128), pixels, a.k);
+    at_tensor_map& x_map = add_tensor_map<Config>(out, kXMap, kX, 128);
+    if (params.pointwise) describe(x_map, pixels, a.c);
+    else describe_im2col(x_map, a);
   }
 
   AT_DEVICE static int tile_count(const Params& params) { return params.tiles.divisor * kPeers; }
   // The workspace begins with a counter for each part of a tile; the sums of the clusters follow.
   AT_DEVICE static int64_t counter_bytes(int64_t tiles) { return ceil_div(tiles * kSlices * 4, 256) * 256; }
 
-  AT_DEVICE static void describe(at_tensor_map& map, int offset, int pointer, uint64_t pixels, uint64_t channels) {
-    map = {offset, pointer, Config::kMapElement, ptx::swizzle_mode(128)};
+  AT_DEVICE static void describe(at_tensor_map& map, uint64_t pixels, uint64_t channels) {
     ptx::describe_tensor_map<Element>(map, {channels, pixels}, {kChunk, kPixels}, {1, 1});
   }
 
   AT_DEVICE static void describe_im2col(at_tensor_map& map, const at_conv2d& a) {
     const uint64_t n = a.n, h = a.h, w = a.w, c = a.c;
-    map = {kXMap, kX, Config::kMapElement, ptx::swizzle_mode(128)};
     ptx::describe_tensor_map<Element>(map, {c, w, h, n}, {kChunk, 1, 1, 1},
                                       {1, (uint32_t)a.stride_w, (uint32_t)a.stride_h, 1});
-    map.pixels = kPixels;
-    map.lower[0] = -a.pad_w, map.upper[0] = a.pad_w - (a.s - 1) * a.dilation_w;
-    map.lower[1] = -a.pad_h, map.upper[1] = a.pad_h - (a.r - 1) * a.dilation_h;
+    set_im2col_box(map, kPixels, a.pad_h, a.pad_w, (a.r - 1) * a.dilation_h, (a.s - 1) * a.dilation_w);
   }
 
   // ---- Of a block ----
@@ -109,18 +104,17 @@ struct Im2colWgradPlan {
   // Addresses in shared memory. A stage holds 64 pixels: kMChunks boxes of dy, then kNChunks of x. The sums replace the
   // stages when these are empty.
   struct Layout {
-    uint32_t stages, sums, full, empty, end;
+    uint32_t stages, sums, end;
+    Pipeline pipeline;
     AT_DEVICE Layout(const Params& params, uint32_t memory) {
       SmemLayout layout(memory);
       sums = memory;
       stages = layout.add(params.stages * kStageBytes);
       if (layout.end < memory + kSumBytes) layout.end = memory + kSumBytes;
-      full = layout.add_barriers(params.stages), empty = layout.add_barriers(params.stages);
+      pipeline = add_pipeline(layout, params.stages);
       end = layout.end;
     }
   };
-
-  AT_DEVICE static Pipeline pipeline(const Layout& smem) { return {smem.full, smem.empty}; }
 
   // A chunk of the channels of one tap.
   struct Column {

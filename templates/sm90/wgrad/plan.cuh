@@ -2,9 +2,8 @@
 // shared-memory layout.
 #pragma once
 #include "common/fast_divmod.cuh"
-#include "common/ptx/tma.cuh"
-#include "sm90/pipeline.cuh"
-#include "sm90/smem_layout.cuh"
+#include "sm90/ring.cuh"
+#include "sm90/tensor_maps.cuh"
 
 namespace at {
 
@@ -99,10 +98,9 @@ struct WgradPlan {
     const int64_t workspace = params.splits > 1 ? counter_bytes(tiles) + sums : 0;
     prepared(out, params, tiles * params.workers, 1, 1, kThreads, (int)shared, workspace);
 
-    out->tensor_map_count = 2;
     const uint32_t stride = kFilterColumns == 1 ? a.stride_w : 1;
-    describe(out->tensor_maps[0], kDyMap, kDy, a.n, a.p, a.q, a.k, params.columns, 1);
-    describe(out->tensor_maps[1], kXMap, kX, a.n, a.h, a.w, a.c, box_w, stride);
+    describe(add_tensor_map<Config>(out, kDyMap, kDy, 128), a.n, a.p, a.q, a.k, params.columns, 1);
+    describe(add_tensor_map<Config>(out, kXMap, kX, 128), a.n, a.h, a.w, a.c, box_w, stride);
   }
 
   AT_DEVICE static int tile_count(const Params& params) { return params.tiles.divisor; }
@@ -110,9 +108,8 @@ struct WgradPlan {
   AT_DEVICE static int64_t counter_bytes(int64_t tiles) { return ceil_div(tiles * kSlices * 4, 256) * 256; }
 
   // A map of an NHWC tensor in which images follow channels: a box has 64 channels of kImages images, by pixel.
-  AT_DEVICE static void describe(at_tensor_map& map, int offset, int pointer, uint64_t n, uint64_t h, uint64_t w,
-                                 uint64_t c, uint32_t box_w, uint32_t stride_w) {
-    map = {offset, pointer, Config::kMapElement, ptx::swizzle_mode(128)};
+  AT_DEVICE static void describe(at_tensor_map& map, uint64_t n, uint64_t h, uint64_t w, uint64_t c, uint32_t box_w,
+                                 uint32_t stride_w) {
     ptx::describe_tensor_map<Element>(map, {c, n, w, h}, {kChunk, kImages, box_w, 1}, {1, 1, stride_w, 1});
     const uint64_t pixel = c * sizeof(Element);
     map.strides[0] = h * w * pixel, map.strides[1] = pixel, map.strides[2] = w * pixel;
@@ -122,23 +119,21 @@ struct WgradPlan {
 
   // Addresses in shared memory. The sums replace the rings when these are empty.
   struct Layout {
-    uint32_t dy, x, sums, dy_full, dy_empty, x_full, x_empty, end;
+    uint32_t dy, x, sums, end;
+    Pipeline dy_pipeline, x_pipeline;
     AT_DEVICE Layout(const Params& params, uint32_t memory) {
       SmemLayout layout(memory);
       sums = memory;
       dy = layout.add(params.dy_stages * dy_bytes(params));
       x = layout.add(params.x_stages * x_bytes(params));
       if (layout.end < memory + kSumBytes) layout.end = memory + kSumBytes;
-      dy_full = layout.add_barriers(params.dy_stages), dy_empty = layout.add_barriers(params.dy_stages);
-      x_full = layout.add_barriers(params.x_stages), x_empty = layout.add_barriers(params.x_stages);
+      dy_pipeline = add_pipeline(layout, params.dy_stages), x_pipeline = add_pipeline(layout, params.x_stages);
       end = layout.end;
     }
   };
 
   AT_DEVICE static int dy_bytes(const Params& params) { return kMChunks * params.columns * kPixelBytes; }
   AT_DEVICE static int x_bytes(const Params& params) { return kNChunks * params.width * kPixelBytes; }
-  AT_DEVICE static Pipeline dy_pipeline(const Layout& smem) { return {smem.dy_full, smem.dy_empty}; }
-  AT_DEVICE static Pipeline x_pipeline(const Layout& smem) { return {smem.x_full, smem.x_empty}; }
 
   // The tile of a block, and its place among the blocks that share the tile's pixels.
   struct Tile {

@@ -23,8 +23,7 @@ struct WgradSums : P {
   // row and first columns.
   template <int kSums>
   AT_DEVICE static void store_columns(uint32_t to, const float (&sums)[kSums], int first) {
-#pragma unroll
-    for (int i = 0; i < P::kN / 2; i += 2)
+    AT_UNROLL for (int i = 0; i < P::kN / 2; i += 2)
       ptx::st_shared(to + i % 4 / 2 * 8 * P::kSumPitch * 4 + i / 4 * 32,
                      make_float2(sums[first + i], sums[first + i + 1]));
   }
@@ -56,18 +55,14 @@ struct WgradSums : P {
     const int first = tile.slice * P::kShareRows;
     const typename P::Place place(params, tile, column);
     float4* const partial = partial_sums(params, tile, tile.split, first) + vector;
-#pragma unroll 1
-    for (int row = begin; row < P::kShareRows; row += kAhead * kRows) {
+    AT_NO_UNROLL for (int row = begin; row < P::kShareRows; row += kAhead * kRows) {
       Rows v = {};
       // Each block begins with its own sums, so that not all read from the same block.
-#pragma unroll
-      for (int j = 0; j < P::kSlices; ++j) {
+      AT_UNROLL for (int j = 0; j < P::kSlices; ++j) {
         const int block = tile.rank((tile.slice + j) % P::kSlices);
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) add(v[i], block_sums(smem, first + row_of(row, i), column, block));
+        AT_UNROLL for (int i = 0; i < kAhead; ++i) add(v[i], block_sums(smem, first + row_of(row, i), column, block));
       }
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
+      AT_UNROLL for (int i = 0; i < kAhead; ++i) {
         if (row + i * kRows >= P::kShareRows) break;
         if (params.splits == 1) store_vector(params, place, first + row + i * kRows, v[i]);
         else partial[(row + i * kRows) * P::kRowVectors] = make_float4(v[i][0], v[i][1], v[i][2], v[i][3]);
@@ -76,15 +71,12 @@ struct WgradSums : P {
     if (params.splits > 1 && is_last(params, tile)) {
       const int64_t next = (int64_t)P::tile_count(params) * P::kSumRows * P::kRowVectors;  // from one split to the next
       const float4* const sums = partial_sums(params, tile, 0, first) + vector;
-#pragma unroll 1
-      for (int row = begin; row < P::kShareRows; row += kAhead * kRows) {
+      AT_NO_UNROLL for (int row = begin; row < P::kShareRows; row += kAhead * kRows) {
         Rows v = {};
 #pragma unroll 2
         for (int split = 0; split < params.splits; ++split)
-#pragma unroll
-          for (int i = 0; i < kAhead; ++i) add(v[i], sums[split * next + row_of(row, i) * P::kRowVectors]);
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i)
+          AT_UNROLL for (int i = 0; i < kAhead; ++i) add(v[i], sums[split * next + row_of(row, i) * P::kRowVectors]);
+        AT_UNROLL for (int i = 0; i < kAhead; ++i)
           if (row + i * kRows < P::kShareRows) store_vector(params, place, first + row + i * kRows, v[i]);
       }
     }

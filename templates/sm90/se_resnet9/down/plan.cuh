@@ -3,7 +3,7 @@
 #pragma once
 #include "sm90/pipeline.cuh"
 #include "sm90/smem_layout.cuh"
-#include "common/ptx/tma.cuh"
+#include "sm90/tensor_maps.cuh"
 #include "common/se_gate.cuh"
 
 namespace at {
@@ -31,7 +31,6 @@ struct DownPlan {
   using Launch = typename Config::Launch;               // launch values by name, in the family's order
   enum NamedBarrier { kMultiply = 1, kPooled, kGate };  // kMultiply is SeGate::sync()
   static_assert(kN % 64 == 0 && (kP == 4 || kP == 8) && (kQ == 4 || kQ == 8) && kP % kParts == 0, "no such tile");
-  static constexpr int kSwizzle = ptx::swizzle_mode(kRowBytes);
   static constexpr int kImageMap = 0, kWeightMaps = 128;  // offsets in Params
 
   struct alignas(64) Params {
@@ -68,17 +67,14 @@ struct DownPlan {
     prepared(out, params, ceil_div(ceil_div(a.n, kImages), kPeers) * kCluster, 1, 1, kThreads, shared, 0);
 
     const uint64_t c = a.c, h = a.h, w = a.w, n = a.n, k = a.k;
-    out->tensor_map_count = 4;
-    at_tensor_map& image = out->tensor_maps[0];
-    image = {kImageMap, kX, Config::kMapElement, kSwizzle};
+    at_tensor_map& image = add_tensor_map<Config>(out, kImageMap, kX, kRowBytes);
     ptx::describe_tensor_map<Element>(image, {c, w, n, h}, {kK, 2 * kQ - 1, kImages, 2 * (kP / kParts) - 1},
                                       {1, 2, 1, 2});
     image.strides[1] = h * w * c * sizeof(Element), image.strides[2] = w * c * sizeof(Element);
     for (int i = 0; i < 3; ++i) {
       const int weight = i == 0 ? kWeight1 : i == 1 ? kProjection : kWeight2;
-      out->tensor_maps[1 + i] = {kWeightMaps + 128 * i, weight, Config::kMapElement, kSwizzle};
-      ptx::describe_tensor_map<Element>(out->tensor_maps[1 + i], {i == 2 ? k : c, i == 1 ? 1ull : kTaps, k},
-                                        {kK, 1, kN / kPeers}, {1, 1, 1});
+      ptx::describe_tensor_map<Element>(add_tensor_map<Config>(out, kWeightMaps + 128 * i, weight, kRowBytes),
+                                        {i == 2 ? k : c, i == 1 ? 1ull : kTaps, k}, {kK, 1, kN / kPeers}, {1, 1, 1});
     }
   }
 

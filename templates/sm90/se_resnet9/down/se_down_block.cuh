@@ -12,12 +12,7 @@
 // send each other their channels of it. Between x and y nothing leaves the cluster. plan.cuh has prepare().
 #pragma once
 #include "sm90/fragment.cuh"
-#include "common/ptx/cluster.cuh"
-#include "common/ptx/mbarrier.cuh"
-#include "common/ptx/registers.cuh"
-#include "common/ptx/shared_memory.cuh"
-#include "common/ptx/tma.cuh"
-#include "common/ptx/wgmma.cuh"
+#include "common/ptx/ptx.cuh"
 #include "sm90/se_resnet9/down/plan.cuh"
 
 namespace at {
@@ -86,12 +81,9 @@ struct HopperSeDownBlock : DownPlan<Config> {
     const int first = cta.part * (P::kP / P::kParts);  // its first line
     PipelineState ring{0, 1};
     griddepcontrol_wait();
-#pragma unroll 1
-    for (int chunk = 0; chunk < params.chunks; ++chunk)
-#pragma unroll 1
-      for (int r = 0; r < 3; ++r)
-#pragma unroll 1
-        for (int s = 0; s < 3; ++s, ring.advance(params.activation_stages)) {
+    AT_NO_UNROLL for (int chunk = 0; chunk < params.chunks; ++chunk)
+      AT_NO_UNROLL for (int r = 0; r < 3; ++r)
+        AT_NO_UNROLL for (int s = 0; s < 3; ++s, ring.advance(params.activation_stages)) {
           const uint32_t full = P::activation_pipeline(smem).producer_acquire(ring);
           ptx::mbarrier_arrive_expect_tx(full, P::kTileBytes);
           ptx::tma_load_4d<(P::kParts > 1)>(smem.k_blocks + ring.index * P::kTileBytes + first * P::kLineBytes,
@@ -114,16 +106,12 @@ struct HopperSeDownBlock : DownPlan<Config> {
       ring.advance(params.weight_stages);
     };
     const auto load_taps = [&](int map, int chunk) {
-#pragma unroll 1
-      for (int tap = 0; tap < P::kTaps; ++tap) load(map, chunk, tap);
+      AT_NO_UNROLL for (int tap = 0; tap < P::kTaps; ++tap) load(map, chunk, tap);
     };
-#pragma unroll 1
-    for (int i = 0; i < params.chunks; ++i) load_taps(0, i);
+    AT_NO_UNROLL for (int i = 0; i < params.chunks; ++i) load_taps(0, i);
     ptx::prefetch_tensormap(params.weight_maps[2]);
-#pragma unroll 1
-    for (int i = 0; i < params.chunks; ++i) load(1, i, 0);
-#pragma unroll 1
-    for (int i = 0; i < P::kInner; ++i) load_taps(2, inner_chunk(cta, i));
+    AT_NO_UNROLL for (int i = 0; i < params.chunks; ++i) load(1, i, 0);
+    AT_NO_UNROLL for (int i = 0; i < P::kInner; ++i) load_taps(2, inner_chunk(cta, i));
   }
 
   // The second convolution starts with the block's own channels, which need no exchange.
@@ -147,8 +135,7 @@ struct HopperSeDownBlock : DownPlan<Config> {
                    b = weights.lo + weights.ring.index * (P::kWeightBytes / 16);
     P::weight_pipeline(smem).consumer_wait(weights.ring);
     ptx::warpgroup_arrive();
-#pragma unroll
-    for (int k = 0; k < P::kK / 16; ++k)
+    AT_UNROLL for (int k = 0; k < P::kK / 16; ++k)
       Config::wgmma(accum[0], ptx::SmemDescriptor{a + 2 * k, hi}, ptx::SmemDescriptor{b + 2 * k, hi}, accumulate || k);
     ptx::warpgroup_commit_batch();
     ptx::warpgroup_wait<1>();
@@ -202,25 +189,20 @@ struct HopperSeDownBlock : DownPlan<Config> {
     int k_block = 0;
     for (int chunk = 0; chunk < params.chunks; ++chunk) {
       float pooled[kVectors][P::kVector] = {};
-#pragma unroll 1
-      for (int tap = 0; tap < P::kTaps; ++tap, ++k_block) {
+      AT_NO_UNROLL for (int tap = 0; tap < P::kTaps; ++tap, ++k_block) {
         const uint32_t tile = smem.k_blocks + ring.index * P::kTileBytes;
         P::activation_pipeline(smem).consumer_wait(ring);
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) {
+        AT_UNROLL for (int i = 0; i < kVectors; ++i) {
           Pack<Element, P::kVector> read;
           read.words[0] = ptx::ld_shared(tile + (thread + i * P::kWide) * 16);
-#pragma unroll
-          for (int e = 0; e < P::kVector; ++e) pooled[i][e] += to_float(read.elements[e]);
+          AT_UNROLL for (int e = 0; e < P::kVector; ++e) pooled[i][e] += to_float(read.elements[e]);
         }
         __syncwarp();
         release_activations(params, smem, cta, k_block, ring.index, thread % 32);
         ring.advance(params.activation_stages);
       }
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-#pragma unroll
-        for (int e = 0; e < P::kVector; ++e) pooled[i][e] *= 1.f / P::kTaps;
+      AT_UNROLL for (int i = 0; i < kVectors; ++i) {
+        AT_UNROLL for (int e = 0; e < P::kVector; ++e) pooled[i][e] *= 1.f / P::kTaps;
         ptx::st_shared(P::own_copy(smem, cta, chunk) + (thread + i * P::kWide) * 16,
                        rounded<Element>(pooled[i]).words[0]);
       }
@@ -246,8 +228,7 @@ struct HopperSeDownBlock : DownPlan<Config> {
     AT_DEVICE WarpCoord(const Params& params, int tile) {
       const int lane = threadIdx.x % 32, warp = ptx::warp_uniform(threadIdx.x / 32);
       channel = 8 * (lane % 4);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      AT_UNROLL for (int half = 0; half < 2; ++half) {
         row[half] = 16 * warp + 8 * half + lane / 4;
         column[half] = row[half] % P::kQ, image[half] = row[half] / P::kQ % P::kImages;
         const int line = row[half] / (P::kQ * P::kImages), n = tile * P::kImages + image[half];
@@ -285,8 +266,7 @@ struct HopperSeDownBlock : DownPlan<Config> {
     ptx::named_barrier_sync<P::kGate, 2 * P::kWide>();
     excite(params, gate, memory, cta, coord, smem.gate_full, accum);
     const float* gates = (const float*)(memory + gate.mean());
-#pragma unroll
-    for (int i = 0; i < 2 * P::kColumns; ++i) {
+    AT_UNROLL for (int i = 0; i < 2 * P::kColumns; ++i) {
       const FragmentCoord at = fragment_coord<1>(i);
       if (coord.place[at.half] < 0) continue;
       const int own = coord.channel + at.channel(), channel = first + own;
@@ -294,12 +274,10 @@ struct HopperSeDownBlock : DownPlan<Config> {
       float v[P::kVector], other[P::kVector];
       load_fragment(v, accum, at);
       load(other, gates + coord.image[at.half] * P::kN + own);
-#pragma unroll
-      for (int e = 0; e < P::kVector; ++e) v[e] *= other[e];
+      AT_UNROLL for (int e = 0; e < P::kVector; ++e) v[e] *= other[e];
       Config::Steps::gated(v, params.p.p, params.scalars, channel);
       load_fragment(other, projected, at);
-#pragma unroll
-      for (int e = 0; e < P::kVector; ++e) v[e] += other[e];
+      AT_UNROLL for (int e = 0; e < P::kVector; ++e) v[e] += other[e];
       Config::Steps::apply(v, params.p.p, params.scalars, channel, offset);
       store(v, (Element*)params.p.p[P::kY] + offset);
     }
@@ -307,8 +285,7 @@ struct HopperSeDownBlock : DownPlan<Config> {
 
   // Writes the lines of zeros above and below the images, in every copy.
   AT_DEVICE static void clear_lines(const Params& params, const Layout& smem, int thread) {
-#pragma unroll 1
-    for (int line = 0; line < P::kInner * P::kCopies * 2; ++line) {
+    AT_NO_UNROLL for (int line = 0; line < P::kInner * P::kCopies * 2; ++line) {
       const uint32_t to = smem.inner + line / 2 * P::kCopyBytes + line % 2 * (P::kCopyBytes - P::kLineBytes);
       for (int i = 16 * thread; i < P::kLineBytes; i += 16 * P::kWide) ptx::st_shared(to + i, make_uint4(0, 0, 0, 0));
     }
@@ -319,8 +296,7 @@ struct HopperSeDownBlock : DownPlan<Config> {
     const uint32_t k_blocks = ptx::descriptor_lo(smem.k_blocks);
     PipelineState ring{0, 0};
     int pending = -1;
-#pragma unroll 1
-    for (int k_block = 0; k_block < params.k_blocks(); ++k_block, ring.advance(params.activation_stages)) {
+    AT_NO_UNROLL for (int k_block = 0; k_block < params.k_blocks(); ++k_block, ring.advance(params.activation_stages)) {
       P::activation_pipeline(smem).consumer_wait(ring);
       multiply(params, smem, cta, weights, k_blocks + ring.index * (P::kTileBytes / 16), accum, k_block > 0);
       if (pending >= 0) release_activations(params, smem, cta, k_block - 1, pending, threadIdx.x);
@@ -349,8 +325,7 @@ struct HopperSeDownBlock : DownPlan<Config> {
   AT_DEVICE static void write_inner(const Params& params, const Layout& smem, const ClusterCoord& cta,
                                     const WarpCoord& coord, Accum& accum) {
     const uint4 zero = make_uint4(0, 0, 0, 0);
-#pragma unroll
-    for (int i = 0; i < 2 * P::kColumns; ++i) {
+    AT_UNROLL for (int i = 0; i < 2 * P::kColumns; ++i) {
       const FragmentCoord at = fragment_coord<1>(i);
       const int own = coord.channel + at.channel();
       float v[P::kVector];
@@ -382,12 +357,10 @@ struct HopperSeDownBlock : DownPlan<Config> {
   // Applies the steps before the gate, adds up each image's pixels, and computes the gates.
   AT_DEVICE static void excite(const Params& params, const Excitation& gate, char* memory, const ClusterCoord& cta,
                                const WarpCoord& coord, uint32_t barrier, Accum& accum) {
-#pragma unroll
-    for (int columns = 0; columns < P::kColumns; ++columns) {
+    AT_UNROLL for (int columns = 0; columns < P::kColumns; ++columns) {
       const int own = coord.channel + 32 * columns;
       float v[2][P::kVector];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      AT_UNROLL for (int half = 0; half < 2; ++half) {
         load_fragment(v[half], accum, 0, half, columns);
         Config::Steps::before(v[half], params.p.p, params.scalars, cta.part * P::kN + own);
         store_fragment(v[half], accum, 0, half, columns);
@@ -395,8 +368,7 @@ struct HopperSeDownBlock : DownPlan<Config> {
       if constexpr (P::kImages == 1) {
         gate.collect(v, memory, ptx::warp_uniform(threadIdx.x / 32), own);
       } else {
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
+        AT_UNROLL for (int half = 0; half < 2; ++half)
           Excitation::leave_sums(v[half], gate.rows, (float*)memory + coord.partial[half] * P::kN + own);
       }
     }

@@ -3,8 +3,8 @@
 #pragma once
 #include "sm90/register_budget.cuh"
 #include "sm90/smem_layout.cuh"
+#include "sm90/tensor_maps.cuh"
 #include "common/ptx/registers.cuh"
-#include "common/ptx/tma.cuh"
 
 namespace at {
 
@@ -65,16 +65,14 @@ struct StripPlan {
     prepared(out, params, ceil_div(blocks, kCluster) * kCluster, 1, 1, kAllThreads, shared, 0);
 
     const uint64_t c = kChannels;
-    out->tensor_map_count = 4;
-    out->tensor_maps[0] = {0, kStemWeight, Config::kMapElement, ptx::swizzle_mode(32)};
-    ptx::describe_tensor_map<Element>(out->tensor_maps[0], {16, kImage, c}, {16, 1, kChannels}, {1, 1, 1});
-    for (int i = 0; i < 2; ++i) {
-      out->tensor_maps[1 + i] = {128 + 128 * i, kWeight + i, Config::kMapElement, ptx::swizzle_mode(kRowBytes)};
-      ptx::describe_tensor_map<Element>(out->tensor_maps[1 + i], {c, kTaps, c}, {kChannels, 1, kChannels / kCluster},
-                                        {1, 1, 1});
-    }
-    out->tensor_maps[3] = {384, kY, Config::kMapElement, ptx::swizzle_mode(kRowBytes)};
-    ptx::describe_tensor_map<Element>(out->tensor_maps[3], {c, kW, kH, (uint64_t)a.n}, {kChannels, kPatchW, kH, 1},
+    const auto ask = [&](int offset, int pointer, int row_bytes) -> at_tensor_map& {
+      return add_tensor_map<Config>(out, offset, pointer, row_bytes);
+    };
+    ptx::describe_tensor_map<Element>(ask(0, kStemWeight, 32), {16, kImage, c}, {16, 1, kChannels}, {1, 1, 1});
+    for (int i = 0; i < 2; ++i)
+      ptx::describe_tensor_map<Element>(ask(128 + 128 * i, kWeight + i, kRowBytes), {c, kTaps, c},
+                                        {kChannels, 1, kChannels / kCluster}, {1, 1, 1});
+    ptx::describe_tensor_map<Element>(ask(384, kY, kRowBytes), {c, kW, kH, (uint64_t)a.n}, {kChannels, kPatchW, kH, 1},
                                       {1, 1, 1, 1});
   }
 

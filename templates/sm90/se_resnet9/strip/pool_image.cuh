@@ -9,29 +9,22 @@ namespace at {
 template <typename Element, int kH, int kW, int kChannels, typename Read>
 AT_DEVICE void pool_image(Element* to, int thread, int threads, const Read& read) {
   constexpr int kVectors = kChannels / 8, kPooledW = kW / 2, kPooledH = kH / 2, kHigh = (kPooledH + 2) / 3;
-#pragma unroll 1
-  for (int i = thread; i < 3 * kPooledW * kVectors; i += threads) {
+  AT_NO_UNROLL for (int i = thread; i < 3 * kPooledW * kVectors; i += threads) {
     const int vector = i % kVectors, column = i / kVectors % kPooledW, first = i / kVectors / kPooledW * kHigh;
     const auto add = [&](float (&sum)[8], int line) {
       Pack<Element, 8> row[3];
-#pragma unroll
-      for (int s = 0; s < 3; ++s) read(line, 2 * column - 1 + s, vector, row[s]);
-#pragma unroll
-      for (int s = 0; s < 3; ++s)
-#pragma unroll
-        for (int e = 0; e < 8; ++e) sum[e] += to_float(row[s].elements[e]);
+  AT_UNROLL for (int s = 0; s < 3; ++s) read(line, 2 * column - 1 + s, vector, row[s]);
+      AT_UNROLL for (int s = 0; s < 3; ++s)
+        AT_UNROLL for (int e = 0; e < 8; ++e) sum[e] += to_float(row[s].elements[e]);
     };
     float above[8] = {};
     add(above, 2 * first - 1);
-#pragma unroll 1
-    for (int line = first; line < min(first + kHigh, kPooledH); ++line) {
+    AT_NO_UNROLL for (int line = first; line < min(first + kHigh, kPooledH); ++line) {
       float sum[8], below[8] = {};
       add(below, 2 * line + 1);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) sum[e] = above[e] + below[e], above[e] = below[e];
+      AT_UNROLL for (int e = 0; e < 8; ++e) sum[e] = above[e] + below[e], above[e] = below[e];
       add(sum, 2 * line);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) sum[e] *= 1.f / 9;
+      AT_UNROLL for (int e = 0; e < 8; ++e) sum[e] *= 1.f / 9;
       store(sum, to + ((line * kPooledW + column) * kVectors + vector) * 8);
     }
   }

@@ -17,12 +17,7 @@
 // from shared memory. plan.cuh has prepare().
 #pragma once
 #include "common/copies.cuh"
-#include "common/ptx/cluster.cuh"
-#include "common/ptx/mbarrier.cuh"
-#include "common/ptx/registers.cuh"
-#include "common/ptx/shared_memory.cuh"
-#include "common/ptx/tma.cuh"
-#include "common/ptx/wgmma.cuh"
+#include "common/ptx/ptx.cuh"
 #include "sm90/se_resnet9/strip/plan.cuh"
 #include "sm90/se_resnet9/strip/pool_image.cuh"
 
@@ -150,33 +145,27 @@ struct HopperStripBlock : StripPlan<Config> {
     constexpr int kRows = P::kSide * P::kH, kOfPixel = kLast ? P::kImage : 1, kOfRow = P::kSide * P::kW * kOfPixel;
     const Element* line = (const Element*)params.p.p[P::kX] + (int64_t)tile * (kRows * P::kSide * P::kW * P::kImage) +
                           coord.thread / 8 * kOfRow + (coord.strip * 8 + coord.thread % 8) * P::kSide * kOfPixel;
-#pragma unroll
-    for (int i = 0; i < P::kLines; ++i) {
+    AT_UNROLL for (int i = 0; i < P::kLines; ++i) {
       const Element* from = line + i * (P::kStripThreads / 8) * kOfRow;
       if constexpr (kLast) {
         Pack<Element, P::kSide * P::kImage> pixels;
         pixels.read(from);
-#pragma unroll
-        for (int c = 0; c < P::kImage; ++c)
-#pragma unroll
-          for (int e = 0; e < P::kSide; ++e) lines[i][c].elements[e] = pixels.elements[e * P::kImage + c];
+        AT_UNROLL for (int c = 0; c < P::kImage; ++c)
+          AT_UNROLL for (int e = 0; e < P::kSide; ++e) lines[i][c].elements[e] = pixels.elements[e * P::kImage + c];
       } else {
-#pragma unroll
-        for (int c = 0; c < P::kImage; ++c) lines[i][c].read(from + c * (kRows * P::kSide * P::kW));
+        AT_UNROLL for (int c = 0; c < P::kImage; ++c) lines[i][c].read(from + c * (kRows * P::kSide * P::kW));
       }
     }
   }
 
   // Writes the patches' lines and makes them visible to the strip's wgmma.
   AT_DEVICE static void write_lines(const Layout& smem, const WarpCoord& coord, const Lines& lines) {
-#pragma unroll
-    for (int i = 0; i < P::kLines; ++i) {
+    AT_UNROLL for (int i = 0; i < P::kLines; ++i) {
       const int number = i * P::kStripThreads + coord.thread, row = number / 8, pixel = number % 8,
                 line = row % P::kSide;
       const uint32_t to = smem.lines + coord.strip * P::kLineBytes + (row / P::kSide * 8 + pixel) * 32 +
                           (line / 2 ^ pixel / 4) * 16 + line % 2 * 8;
-#pragma unroll
-      for (int c = 0; c < P::kImage; ++c) ptx::st_shared(to + c * P::kStrips * P::kLineBytes, lines[i][c].words[0]);
+      AT_UNROLL for (int c = 0; c < P::kImage; ++c) ptx::st_shared(to + c * P::kStrips * P::kLineBytes, lines[i][c].words[0]);
     }
     ptx::fence_view_async_shared();
     ptx::named_barrier_sync<P::kStripThreads>(P::kStrip + coord.strip);
@@ -193,8 +182,7 @@ struct HopperStripBlock : StripPlan<Config> {
   // The pooling warps: they pool all images of the block but its last.
   AT_DEVICE static void pool_all(const Params& params, const Layout& smem) {
     uint32_t parity = 0;
-#pragma unroll 1
-    for (int tile = blockIdx.x; tile + (int)gridDim.x < params.tiles; tile += gridDim.x, parity ^= 1) {
+    AT_NO_UNROLL for (int tile = blockIdx.x; tile + (int)gridDim.x < params.tiles; tile += gridDim.x, parity ^= 1) {
       ptx::mbarrier_wait(smem.image, parity);
       const Element* from = (const Element*)params.p.p[P::kY] + (int64_t)tile * P::kPixels * P::kChannels;
       pool(params, tile, threadIdx.x - (P::kThreads + 32), P::kPoolThreads,
@@ -270,13 +258,11 @@ struct HopperStripBlock : StripPlan<Config> {
           smem, coord, accum, [] {},
           [&](float (&v)[2], int number, int channel) {
             const float gate = gates[number % 2];
-#pragma unroll
-            for (int e = 0; e < 2; ++e) v[e] *= gate;
+            AT_UNROLL for (int e = 0; e < 2; ++e) v[e] *= gate;
             Config::Steps::gated(v, params.p.p, params.scalars, channel);
             Pack<Element, 2> identity;
             identity.words[0] = kept[number];
-#pragma unroll
-            for (int e = 0; e < 2; ++e) v[e] += to_float(identity.elements[e]);
+            AT_UNROLL for (int e = 0; e < 2; ++e) v[e] += to_float(identity.elements[e]);
             Config::Steps::after(v, params.p.p, params.scalars, channel);
           });
       publish();
@@ -314,8 +300,7 @@ struct HopperStripBlock : StripPlan<Config> {
     ptx::mbarrier_wait(smem.full, 0);
     ptx::warpgroup_fence_operand(accum);
     ptx::warpgroup_arrive();
-#pragma unroll
-    for (int c = 0; c < P::kImage; ++c)
+    AT_UNROLL for (int c = 0; c < P::kImage; ++c)
       Config::wgmma(accum[0], ptx::SmemDescriptor{a + c * (P::kStepBytes / 16), hi},
                     ptx::SmemDescriptor{b + c * (P::kStrips * P::kLineBytes / 16), hi}, c > 0);
     ptx::warpgroup_commit_batch();
@@ -332,14 +317,12 @@ struct HopperStripBlock : StripPlan<Config> {
              full = smem.full + ptx::kMbarrierBytes + ptx::kMbarrierBytes * first;
     int accumulate = begin > 0;
     ptx::warpgroup_fence_operand(accum);
-#pragma unroll 1
-    for (int r = begin; r < end; ++r, line += P::kPatchW * (P::kRowBytes / 16)) {
+    AT_NO_UNROLL for (int r = begin; r < end; ++r, line += P::kPatchW * (P::kRowBytes / 16)) {
       uint32_t tap = line;
       for (int s = 0; s < 3; ++s, tap += P::kRowBytes / 16, a += P::kTapBytes / 16, full += ptx::kMbarrierBytes) {
         ptx::mbarrier_wait(full, 0);  // returns at once after the first tile
         ptx::warpgroup_arrive();
-#pragma unroll
-        for (int k = 0; k < P::kChannels / 16; ++k) {
+        AT_UNROLL for (int k = 0; k < P::kChannels / 16; ++k) {
           Config::wgmma(accum[0], ptx::SmemDescriptor{a + 2 * k, a_hi}, ptx::SmemDescriptor{tap + 2 * k, b_hi},
                         accumulate);
           accumulate = 1;
@@ -362,8 +345,7 @@ struct HopperStripBlock : StripPlan<Config> {
   AT_DEVICE static void write_patch(const Layout& smem, const WarpCoord& coord, const Accum& accum, const Ready& ready,
                                     const Steps& steps) {
     uint32_t words[P::kH / 2][4];
-#pragma unroll
-    for (int number = 0; number < P::kN / 4; ++number) {
+    AT_UNROLL for (int number = 0; number < P::kN / 4; ++number) {
       float v[2] = {accum[0][2 * number], accum[0][2 * number + 1]};
       steps(v, number, coord.channel + 8 * (number % 2));
       words[number / 4][number % 4] = pair(v[0], v[1]);
@@ -373,11 +355,9 @@ struct HopperStripBlock : StripPlan<Config> {
     const int matrix = coord.lane / 8, chunk = 2 * coord.warp + matrix % 2;
     const int first = (matrix / 2 + 1) * P::kPatchW + coord.strip * 8 + coord.lane % 8 + 1;  // pixel of the patch
     uint32_t rows[2];  // the swizzle repeats every four lines
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
+    AT_UNROLL for (int i = 0; i < 2; ++i)
       rows[i] = smem.patch + first * P::kRowBytes + (chunk ^ (first + 2 * i * P::kPatchW) % 8) * 16;
-#pragma unroll
-    for (int j = 0; j < P::kH / 2; ++j)
+    AT_UNROLL for (int j = 0; j < P::kH / 2; ++j)
       ptx::stmatrix_x4_trans(rows[j % 2] + 2 * j * P::kPatchW * P::kRowBytes, words[j]);
   }
 
@@ -385,16 +365,14 @@ struct HopperStripBlock : StripPlan<Config> {
   AT_DEVICE static void excite(const Params& params, const Layout& smem, const WarpCoord& coord, Accum& accum,
                                float (&gates)[2]) {
     float total[2] = {};
-#pragma unroll
-    for (int number = 0; number < P::kN / 4; ++number) {
+    AT_UNROLL for (int number = 0; number < P::kN / 4; ++number) {
       float v[2] = {accum[0][2 * number], accum[0][2 * number + 1]};
       Config::Steps::before(v, params.p.p, params.scalars, coord.channel + 8 * (number % 2));
       accum[0][2 * number] = v[0], accum[0][2 * number + 1] = v[1];
       total[number % 2] += v[0] + v[1];
     }
     float* all = (float*)__cvta_shared_to_generic(smem.sums);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    AT_UNROLL for (int half = 0; half < 2; ++half) {
       total[half] += __shfl_xor_sync(0xffffffffu, total[half], 1);
       total[half] += __shfl_xor_sync(0xffffffffu, total[half], 2);
       if (coord.lane % 4 == 0) all[coord.strip * P::kChannels + coord.channel + 8 * half] = total[half];
@@ -406,34 +384,25 @@ struct HopperStripBlock : StripPlan<Config> {
     const float *b1 = (const float*)__cvta_shared_to_generic(smem.b1),
                 *b2 = (const float*)__cvta_shared_to_generic(smem.b2);
     float means[2] = {};
-#pragma unroll
-    for (int strip = 0; strip < P::kStrips; ++strip)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) means[e] += all[strip * P::kChannels + 2 * coord.lane + e];
+    AT_UNROLL for (int strip = 0; strip < P::kStrips; ++strip)
+      AT_UNROLL for (int e = 0; e < 2; ++e) means[e] += all[strip * P::kChannels + 2 * coord.lane + e];
     gates[0] = b2[coord.channel], gates[1] = b2[coord.channel + 8];
-#pragma unroll 1
-    for (int o = 0; o < params.hidden; o += 4) {  // every warp computes all of it, which saves a barrier
+    AT_NO_UNROLL for (int o = 0; o < params.hidden; o += 4) {  // every warp computes all of it, which saves a barrier
       float sum[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
+      AT_UNROLL for (int i = 0; i < 4; ++i) {
         float w[2];
         load(w, w1 + (o + i) * P::kChannels + 2 * coord.lane);
         sum[i] = (w[0] * means[0] + w[1] * means[1]) * (1.f / P::kPixels);
       }
-#pragma unroll
-      for (int distance = 16; distance; distance /= 2)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], distance);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      AT_UNROLL for (int distance = 16; distance; distance /= 2)
+        AT_UNROLL for (int i = 0; i < 4; ++i) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], distance);
+      AT_UNROLL for (int half = 0; half < 2; ++half) {
         float w[4];
         load(w, w2 + (coord.channel + 8 * half) * params.hidden + o);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) gates[half] += w[i] * at_least_zero(sum[i] + b1[o + i]);
+        AT_UNROLL for (int i = 0; i < 4; ++i) gates[half] += w[i] * at_least_zero(sum[i] + b1[o + i]);
       }
     }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) gates[half] = logistic(gates[half]);
+    AT_UNROLL for (int half = 0; half < 2; ++half) gates[half] = logistic(gates[half]);
   }
 
   // Starts to store the image. TMA clips the columns of zeros beside it.
