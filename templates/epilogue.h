@@ -46,13 +46,15 @@ AT_INLINE Operand<N> operand(const float* from) {
 template <int N>
 AT_INLINE Operand<N> operand(float scalar) {
   Operand<N> result;
-  AT_UNROLL for (int i = 0; i < N; ++i) result.of[i] = scalar;
+  AT_UNROLL for (int i = 0; i < N; ++i)
+    result.of[i] = scalar;
   return result;
 }
 
 template <int N, typename Function, typename... Operands>
 AT_INLINE void transform(float (&v)[N], const Function& function, const Operands&... operands) {
-  AT_UNROLL for (int i = 0; i < N; ++i) v[i] = function(v[i], operands.of[i]...);
+  AT_UNROLL for (int i = 0; i < N; ++i)
+    v[i] = function(v[i], operands.of[i]...);
 }
 
 // v = function(v, operands...) for each channel.

@@ -58,7 +58,8 @@ AT_DEVICE void load(float (&v)[N], const Pack<e4m3, N>* from) {
       v[i] = low.x, v[i + 1] = low.y, v[i + 2] = high.x, v[i + 3] = high.y;
     }
   } else {
-    AT_UNROLL for (int i = 0; i < N; ++i) v[i] = to_float(from->elements[i]);
+    AT_UNROLL for (int i = 0; i < N; ++i)
+      v[i] = to_float(from->elements[i]);
   }
 }
 

@@ -52,8 +52,10 @@ struct FoldedSeGate {
         else *(uint2*)(memory + (row + o) * 2) = make_uint2(0, 0);
       }
     }
-    AT_NO_UNROLL for (int i = thread; i < rest / 4; i += kThreads) copy_async<16>(to + kB2 + 16 * i, b2 + 4 * i);
-    AT_NO_UNROLL for (int i = thread; i < hidden / 4; i += kThreads) copy_async<16>(to + kB1 + 16 * i, b1 + 4 * i);
+    AT_NO_UNROLL for (int i = thread; i < rest / 4; i += kThreads)
+      copy_async<16>(to + kB2 + 16 * i, b2 + 4 * i);
+    AT_NO_UNROLL for (int i = thread; i < hidden / 4; i += kThreads)
+      copy_async<16>(to + kB1 + 16 * i, b1 + 4 * i);
   }
 
   // Scales the sums by the gates. first_block: index of their first block of 64 rows in the tile. sync: a barrier of
@@ -64,9 +66,11 @@ struct FoldedSeGate {
     if constexpr (kWarps) {
       scale_warps(sums, first_block, sync);
     } else {
-    AT_UNROLL for (int m = 0; m < kBlocks; ++m) add_rows(sums[m]);
+      AT_UNROLL for (int m = 0; m < kBlocks; ++m)
+        add_rows(sums[m]);
       sync();
-      AT_UNROLL for (int m = 0; m < kBlocks; ++m) multiply(sums[m]);
+      AT_UNROLL for (int m = 0; m < kBlocks; ++m)
+        multiply(sums[m]);
     }
   }
 
@@ -83,8 +87,8 @@ struct FoldedSeGate {
   AT_DEVICE void scale_warps(float (&sums)[kBlocks][kSums], int first_block, const Sync& sync) const {
     const int warp = ptx::warp_uniform(threadIdx.x / 32) % (kThreads / 32), part = threadIdx.x % 4;
     float2 total[kBlocks][kColumns];
-    AT_UNROLL for (int m = 0; m < kBlocks; ++m)
-      AT_UNROLL for (int j = 0; j < kColumns; ++j) {
+    AT_UNROLL for (int m = 0; m < kBlocks; ++m) AT_UNROLL
+      for (int j = 0; j < kColumns; ++j) {
         const float* v = &sums[m][kN / 2 + 4 * j];
         total[m][j] = make_float2(v[0] + v[2], v[1] + v[3]);
       }
@@ -92,7 +96,8 @@ struct FoldedSeGate {
       AT_UNROLL for (int columns = 0; columns < kN / 32; ++columns) {
         float factor[8];
         load(factor, gates + 32 * columns + 8 * part);
-        AT_UNROLL for (int i = 0; i < 16; ++i) sums[m][16 * columns + i] *= factor[i / 4 * 2 + i % 2];
+        AT_UNROLL for (int i = 0; i < 16; ++i)
+          sums[m][16 * columns + i] *= factor[i / 4 * 2 + i % 2];
       }
     });
   }
@@ -106,16 +111,16 @@ struct FoldedSeGate {
                             const Sync& sync, const Scale& scale) const {
     const int lane = threadIdx.x % 32, part = lane % 4;
     float* partial = (float*)(memory + kPartial) + 2 * part;
-    AT_UNROLL for (int distance = 4; distance < 32; distance *= 2)
-      AT_UNROLL for (int m = 0; m < kBlocks; ++m)
-        AT_UNROLL for (int j = 0; j < kColumns; ++j) {
+    AT_UNROLL for (int distance = 4; distance < 32; distance *= 2) AT_UNROLL
+      for (int m = 0; m < kBlocks; ++m) AT_UNROLL
+        for (int j = 0; j < kColumns; ++j) {
           total[m][j].x += __shfl_xor_sync(0xffffffffu, total[m][j].x, distance);
           total[m][j].y += __shfl_xor_sync(0xffffffffu, total[m][j].y, distance);
         }
     if (slabs.divisor > 1) sync();  // all warps have read the partial sums of the tile before
-    if (slabs.divisor > 1 && lane < 4 && leaves)
-      AT_UNROLL for (int m = 0; m < kBlocks; ++m)
-        AT_UNROLL for (int j = 0; j < kColumns; ++j)
+    if (slabs.divisor > 1 && lane < 4 && leaves) AT_UNROLL
+      for (int m = 0; m < kBlocks; ++m) AT_UNROLL
+        for (int j = 0; j < kColumns; ++j)
           *(float2*)(partial + (first_slab + step * m) * kHidden + 8 * j) = total[m][j];
     sync();
     float* hiddens = (float*)(memory + kOwn + warp * kWarpBytes);
@@ -150,17 +155,20 @@ struct FoldedSeGate {
   AT_DEVICE void find_gates(float* hiddens) const {
     const int lane = threadIdx.x % 32, channel = lane % 8 / 2 * 8 + lane / 8 * 2 + lane % 2;
     float sum[kN / 32];
-    AT_UNROLL for (int i = 0; i < kN / 32; ++i) sum[i] = *(const float*)(memory + kB2 + 4 * (32 * i + channel));
+    AT_UNROLL for (int i = 0; i < kN / 32; ++i)
+      sum[i] = *(const float*)(memory + kB2 + 4 * (32 * i + channel));
     AT_UNROLL for (int o = 0; o < kHidden; o += 8) {
       float h[8];
       load(h, hiddens + o);
       AT_UNROLL for (int i = 0; i < kN / 32; ++i) {
         float w[8];
         load(w, (const Element*)memory + (32 * i + lane) * kRow + o);
-        AT_UNROLL for (int e = 0; e < 8; ++e) sum[i] += w[e] * h[e];
+        AT_UNROLL for (int e = 0; e < 8; ++e)
+          sum[i] += w[e] * h[e];
       }
     }
-    AT_UNROLL for (int i = 0; i < kN / 32; ++i) hiddens[kHidden + 32 * i + channel] = logistic(sum[i]);
+    AT_UNROLL for (int i = 0; i < kN / 32; ++i)
+      hiddens[kHidden + 32 * i + channel] = logistic(sum[i]);
   }
 
   // ---- Images of 1, 4 or 8 pixels ----
@@ -168,8 +176,8 @@ struct FoldedSeGate {
   // Adds up the hidden columns of an image's rows, which are in every fourth lane.
   template <int kSums>
   AT_DEVICE void add_rows(float (&sums)[kSums]) const {
-    AT_NO_UNROLL for (int distance = 4; distance < 4 * pixels; distance *= 2)
-      AT_UNROLL for (int i = kN / 2; i < kSums; ++i) sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], distance);
+    AT_NO_UNROLL for (int distance = 4; distance < 4 * pixels; distance *= 2) AT_UNROLL
+      for (int i = kN / 2; i < kSums; ++i) sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], distance);
   }
 
   template <int kSums>
@@ -181,7 +189,8 @@ struct FoldedSeGate {
       if (i < kColumns) {
         const int o = 8 * i + 2 * part;
         const float2 bias = o < hidden ? *(const float2*)(memory + kB1 + 4 * o) : make_float2(0.f, 0.f);
-        AT_UNROLL for (int e = 0; e < 4; ++e) v[e] = at_least_zero(sums[kN / 2 + 4 * i + e] * weight + (e % 2 ? bias.y : bias.x));
+        AT_UNROLL for (int e = 0; e < 4; ++e)
+          v[e] = at_least_zero(sums[kN / 2 + 4 * i + e] * weight + (e % 2 ? bias.y : bias.x));
       }
       const int step = i / 2, word = i % 2 * 2;
       split<Element>(v[0], v[1], most[step][word], rest[step][word]);
@@ -198,8 +207,8 @@ struct FoldedSeGate {
           mma<Element>(d[tile], rest[step], w2[8 * step], w2[8 * step + 4]);
         }
       }
-      AT_UNROLL for (int tile = 0; tile < 4; ++tile)
-        AT_UNROLL for (int e = 0; e < 4; ++e) sums[16 * columns + 4 * tile + e] *= logistic(d[tile][e]);
+      AT_UNROLL for (int tile = 0; tile < 4; ++tile) AT_UNROLL
+        for (int e = 0; e < 4; ++e) sums[16 * columns + 4 * tile + e] *= logistic(d[tile][e]);
       asm volatile("" ::: "memory");  // do not prefetch the next columns: there are no registers for them
     }
   }

@@ -34,7 +34,8 @@ AT_DEVICE unsigned four_s8(float a, float b, float c, float d) {
 AT_DEVICE void four_floats(float* v, unsigned word) {
   constexpr unsigned kBias = 0x4b000000;  // 2^23
   const unsigned positive = word ^ 0x80808080;
-  AT_UNROLL for (int i = 0; i < 4; ++i) v[i] = __uint_as_float(__byte_perm(positive, kBias, 0x7650 + i)) - 8388736.f;
+  AT_UNROLL for (int i = 0; i < 4; ++i)
+    v[i] = __uint_as_float(__byte_perm(positive, kBias, 0x7650 + i)) - 8388736.f;
 }
 
 template <int N>
@@ -59,7 +60,8 @@ AT_DEVICE Pack<signed char, 16> rounded<signed char, 16>(const float (&v)[16]) {
 
 template <int N>
 AT_DEVICE void load_s8(float (&v)[N], const Pack<signed char, N>& pack) {
-  AT_UNROLL for (int i = 0; i < N; i += 4) four_floats(v + i, reinterpret_cast<const unsigned*>(pack.words)[i / 4]);
+  AT_UNROLL for (int i = 0; i < N; i += 4)
+    four_floats(v + i, reinterpret_cast<const unsigned*>(pack.words)[i / 4]);
 }
 template <>
 AT_DEVICE void load<4, signed char>(float (&v)[4], const Pack<signed char, 4>* from) {

@@ -56,11 +56,13 @@ struct SeGate {
       if (c < rest) copy_async<16>(place, first + (int64_t)o * k + c);
       else ptx::st_shared(place, make_uint4(0, 0, 0, 0));
     }
-    AT_NO_UNROLL for (int c = thread; c < rest; c += kCopying)
-      AT_NO_UNROLL for (int o = 0; o < hidden; o += 4)
+    AT_NO_UNROLL for (int c = thread; c < rest; c += kCopying) AT_NO_UNROLL
+      for (int o = 0; o < hidden; o += 4)
         copy_async<8>(to + w2() + (c * (hidden + 8) + o) * 2, second + c * hidden + o);
-    AT_NO_UNROLL for (int i = thread; i < rest / 4; i += kCopying) copy_async<16>(to + biases() + 16 * i, b2 + 4 * i);
-    AT_NO_UNROLL for (int i = thread; i < hidden / 4; i += kCopying) copy_async<16>(to + biases() + 4 * kN + 16 * i, b1 + 4 * i);
+    AT_NO_UNROLL for (int i = thread; i < rest / 4; i += kCopying)
+      copy_async<16>(to + biases() + 16 * i, b2 + 4 * i);
+    AT_NO_UNROLL for (int i = thread; i < hidden / 4; i += kCopying)
+      copy_async<16>(to + biases() + 4 * kN + 16 * i, b1 + 4 * i);
   }
 
   // Stores the sums over a warp's 16 rows, or over each `rows` of them, for excite(). v[half]: eight channels from
@@ -69,7 +71,8 @@ struct SeGate {
     const int lane = threadIdx.x % 32;
     float* to = (float*)memory + column;
     if (rows >= 16) {
-    AT_UNROLL for (int e = 0; e < kVector; ++e) v[0][e] += v[1][e];
+      AT_UNROLL for (int e = 0; e < kVector; ++e)
+        v[0][e] += v[1][e];
       leave_sums(v[0], 8, to + slab * kN);
     } else {
       AT_UNROLL for (int half = 0; half < 2; ++half)
@@ -82,8 +85,8 @@ struct SeGate {
   AT_DEVICE static void leave_sums(float (&v)[kVector], int rows, float* to) {
     const int row = threadIdx.x % 32 / 4;
     if (rows != 8) {
-      for (int distance = 4; distance < 4 * rows; distance *= 2)
-        AT_UNROLL for (int e = 0; e < kVector; ++e) v[e] += __shfl_xor_sync(0xffffffffu, v[e], distance);
+      for (int distance = 4; distance < 4 * rows; distance *= 2) AT_UNROLL
+        for (int e = 0; e < kVector; ++e) v[e] += __shfl_xor_sync(0xffffffffu, v[e], distance);
       if (row % rows == 0) store(v, to);
       return;
     }
@@ -118,8 +121,10 @@ struct SeGate {
       float w[kOwn], m[kOwn], value = 0.f;
       load(w, (const Element*)(memory + w1()) + o * kColumn + lane * kOwn);
       load(m, means + lane * kOwn);
-      AT_UNROLL for (int e = 0; e < kOwn; ++e) value += w[e] * m[e];
-      AT_UNROLL for (int distance = 16; distance; distance /= 2) value += __shfl_xor_sync(0xffffffffu, value, distance);
+      AT_UNROLL for (int e = 0; e < kOwn; ++e)
+        value += w[e] * m[e];
+      AT_UNROLL for (int distance = 16; distance; distance /= 2)
+        value += __shfl_xor_sync(0xffffffffu, value, distance);
       if (lane == 0) hiddens[o] = at_least_zero(value + b1[o]);
     }
     sync();
@@ -130,7 +135,8 @@ struct SeGate {
         float w[4], h[4];
         load(w, (const Element*)(memory + w2()) + c * (hidden + 8) + o);
         load(h, hiddens + o);
-        AT_UNROLL for (int i = 0; i < 4; ++i) gate += w[i] * h[i];
+        AT_UNROLL for (int i = 0; i < 4; ++i)
+          gate += w[i] * h[i];
       }
       means[c] = logistic(gate);
     }
@@ -173,7 +179,8 @@ struct SeGate {
     float* hiddens = (float*)(memory + vector());
     AT_NO_UNROLL for (int i = thread; i < pairs; i += kThreads) {
       float total = ((const float*)(memory + biases()))[kN + i - image_of(i) * hidden];
-      AT_UNROLL for (int peer = 0; peer < kPeers; ++peer) total += ((const float*)(memory + parts()))[peer * pairs + i];
+      AT_UNROLL for (int peer = 0; peer < kPeers; ++peer)
+        total += ((const float*)(memory + parts()))[peer * pairs + i];
       hiddens[i] = at_least_zero(total);
     }
     sync();
@@ -209,10 +216,12 @@ struct SeGate {
         float w[kVector], m[kVector];
         load(w, weights + o * kColumn + c);
         load(m, means + image * kN + c);
-        AT_UNROLL for (int e = 0; e < kVector; ++e) total += w[e] * m[e];
+        AT_UNROLL for (int e = 0; e < kVector; ++e)
+          total += w[e] * m[e];
       }
       const uint32_t group = kLanes == 32 ? 0xffffffffu : ((1u << kLanes) - 1) << (threadIdx.x & 31 & ~(kLanes - 1));
-      AT_UNROLL for (int distance = kLanes / 2; distance; distance /= 2) total += __shfl_xor_sync(group, total, distance);
+      AT_UNROLL for (int distance = kLanes / 2; distance; distance /= 2)
+        total += __shfl_xor_sync(group, total, distance);
       if (threadIdx.x % kLanes == 0) own[i] = total;
     }
   }

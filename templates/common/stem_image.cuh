@@ -28,7 +28,8 @@ AT_DEVICE void read_line(uint2 (&line)[kImage], const StemImage& x, const Elemen
   AT_UNROLL for (int c = 0; c < kImage; ++c) {
     Pack<Element, 4> four;
     if constexpr (kChannelsLast) {
-      AT_UNROLL for (int i = 0; i < 4; ++i) four.elements[i] = pixels.elements[i * kImage + c];
+      AT_UNROLL for (int i = 0; i < 4; ++i)
+        four.elements[i] = pixels.elements[i * kImage + c];
     } else {
       four.read(at + c * x.of_channel);
     }

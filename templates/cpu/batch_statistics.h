@@ -10,7 +10,7 @@ namespace at {
 template <int N>
 AT_INLINE void add_chunk(float (&mean)[N], float (&squares)[N], const float* x, int count, int64_t stride) {
   for (int pixel = 0; pixel < count; ++pixel) {
-  AT_UNROLL for (int i = 0; i < N; ++i) {
+    AT_UNROLL for (int i = 0; i < N; ++i) {
       const float distance = x[pixel * stride + i] - x[i];
       mean[i] += distance;
       squares[i] += distance * distance;

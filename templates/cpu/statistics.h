@@ -24,7 +24,8 @@ AT_INLINE float sum_of(const float* x, int count, const Function& function) {
 // v = (x - mean) * factor
 template <int N>
 AT_INLINE void normalize(float (&v)[N], const float* mean, const float* factor) {
-  AT_UNROLL for (int i = 0; i < N; ++i) v[i] = (v[i] - mean[i]) * factor[i];
+  AT_UNROLL for (int i = 0; i < N; ++i)
+    v[i] = (v[i] - mean[i]) * factor[i];
 }
 
 }  // namespace at

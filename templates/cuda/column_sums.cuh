@@ -41,10 +41,11 @@ struct ColumnSums {
     float start[kVector] = {};
     if constexpr (Moments) {
       float* const starts = shared + kStarts + threadIdx.x % Plan::kColumns * kVector;
-    AT_UNROLL for (int e = 0; e < kVector; ++e)
+      AT_UNROLL for (int e = 0; e < kVector; ++e)
         if (threadIdx.x < Plan::kColumns) starts[e] = part.first[e];
       __syncthreads();
-      AT_UNROLL for (int e = 0; e < kVector; ++e) start[e] = starts[e];
+      AT_UNROLL for (int e = 0; e < kVector; ++e)
+        start[e] = starts[e];
       const Part own = part;
       part = Part();
       add(part, own, start, (float)count);
@@ -120,13 +121,15 @@ struct ColumnSums {
     const int warp = threadIdx.x / 32, column = threadIdx.x % 32;
     if (warp && column < Plan::kColumns) {
       float* const to = shared + (warp * Plan::kColumns + column) * kRow;
-      AT_UNROLL for (int e = 0; e < kVector; ++e) to[e] = part.first[e], to[kVector + e] = part.second[e];
+      AT_UNROLL for (int e = 0; e < kVector; ++e)
+        to[e] = part.first[e], to[kVector + e] = part.second[e];
     }
     __syncthreads();
     if (threadIdx.x >= Plan::kColumns) return;
     AT_NO_UNROLL for (int other = 1; other < kWarps; ++other) {
       const float* const from = shared + (other * Plan::kColumns + column) * kRow;
-      AT_UNROLL for (int e = 0; e < kVector; ++e) part.first[e] += from[e], part.second[e] += from[kVector + e];
+      AT_UNROLL for (int e = 0; e < kVector; ++e)
+        part.first[e] += from[e], part.second[e] += from[kVector + e];
     }
   }
 };

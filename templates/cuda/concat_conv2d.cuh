@@ -70,8 +70,8 @@ struct ConcatConv2d {
       AT_UNROLL for (int i = 0; i < kN / kStride; ++i) {
         const int filter = first_filter + row + i * kStride;
         const bool inside = channel < params.a.c && filter < params.a.k;
-        copy_async(to + filter_place(row + i * kStride, unit), from + (inside ? (int64_t)filter * params.a.c + channel : 0),
-                   16, inside);
+        copy_async(to + filter_place(row + i * kStride, unit),
+                   from + (inside ? (int64_t)filter * params.a.c + channel : 0), 16, inside);
       }
     }
 
@@ -96,15 +96,18 @@ struct ConcatConv2d {
       const int channel = chunk * kK + unit * kVector, c = params.a.c;
       if (channel >= c) return;
       Pack<Element, kVector> units[kOwn];  // all are read before one is written, so that vectors are read once
-      AT_UNROLL for (int i = 0; i < kOwn; ++i) units[i].read((const Element*)(stage + pixel_place(row + i * kStride, unit)));
+      AT_UNROLL for (int i = 0; i < kOwn; ++i)
+        units[i].read((const Element*)(stage + pixel_place(row + i * kStride, unit)));
       AT_UNROLL for (int i = 0; i < kOwn; ++i) {
         const int pixel = min(first_pixel + row + i * kStride, params.pixels - 1);
         float v[kVector];
-        AT_UNROLL for (int e = 0; e < kVector; ++e) v[e] = to_float(units[i].elements[e]);
+        AT_UNROLL for (int e = 0; e < kVector; ++e)
+          v[e] = to_float(units[i].elements[e]);
         Steps::before(v, params.p.p, params.a, channel, (int64_t)pixel * c + channel, pixel, params.by_image);
         units[i] = rounded<Element>(v);
       }
-      AT_UNROLL for (int i = 0; i < kOwn; ++i) units[i].write((Element*)(stage + pixel_place(row + i * kStride, unit)));
+      AT_UNROLL for (int i = 0; i < kOwn; ++i)
+        units[i].write((Element*)(stage + pixel_place(row + i * kStride, unit)));
     }
   };
 
@@ -117,8 +120,8 @@ struct ConcatConv2d {
       uint32_t a[kBlocks][4];
       AT_UNROLL for (int m = 0; m < kBlocks; ++m)
         load_matrices(a[m], stage + Copier::pixel_place(first_row + m * 16 + lane % 16, 2 * step + lane / 16));
-      AT_UNROLL for (int column = 0; column < kColumns; ++column)
-        AT_UNROLL for (int pair = 0; pair < 2; ++pair) {
+      AT_UNROLL for (int column = 0; column < kColumns; ++column) AT_UNROLL
+        for (int pair = 0; pair < 2; ++pair) {
           uint32_t b[4];
           const int filter = first_column + 32 * column + r / 2 * 8 + 2 * (2 * pair + matrix / 2) + r % 2;
           load_matrices(b, stage + Copier::filter_place(filter, 2 * step + matrix % 2));
@@ -133,15 +136,16 @@ struct ConcatConv2d {
   AT_DEVICE static void finish(const Params& params, const Copier& copier, int first_row, int first_column,
                                const Accum& accum) {
     const int lane = threadIdx.x % 32;
-    AT_UNROLL for (int m = 0; m < kBlocks; ++m)
-      AT_UNROLL for (int half = 0; half < 2; ++half) {
+    AT_UNROLL for (int m = 0; m < kBlocks; ++m) AT_UNROLL
+      for (int half = 0; half < 2; ++half) {
         const int pixel = copier.first_pixel + first_row + 16 * m + 8 * half + lane / 4;
         if (pixel >= params.pixels) continue;
         AT_UNROLL for (int column = 0; column < kColumns; ++column) {
           const int channel = copier.first_filter + first_column + 32 * column + lane % 4 * kVector;
           if (channel >= params.a.k) continue;
           float v[kVector];
-          AT_UNROLL for (int e = 0; e < kVector; ++e) v[e] = accum[m][4 * column + e / 2][2 * half + e % 2];
+          AT_UNROLL for (int e = 0; e < kVector; ++e)
+            v[e] = accum[m][4 * column + e / 2][2 * half + e % 2];
           const int64_t offset = (int64_t)pixel * params.a.k + channel;
           Steps::after(v, params.p.p, params.a, channel, offset, pixel, params.by_image);
           store(v, (Element*)params.p.p[params.a.count + 1] + offset);

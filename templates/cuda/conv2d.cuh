@@ -60,7 +60,8 @@ struct ImageConv2d : ImageStem<Config> {
     if constexpr (kSlices > 1) {
       exchange(part, accum, own, shared);
     } else {
-    AT_UNROLL for (int i = 0; i < kOwn; ++i) take(own[i], accum, i / kColumns, i % kColumns);
+      AT_UNROLL for (int i = 0; i < kOwn; ++i)
+        take(own[i], accum, i / kColumns, i % kColumns);
     }
     int block[kOwn], column[kOwn], pixels[kOwn][2];
     AT_UNROLL for (int i = 0; i < kOwn; ++i) {
@@ -79,7 +80,8 @@ struct ImageConv2d : ImageStem<Config> {
           Config::Steps::fetch(fetched[i % kEarly][half], params.p.p,
                                (int64_t)pixels[i][half] * a.k + at.channel + column[i]);
     };
-    AT_UNROLL for (int i = 0; i < kEarly; ++i) fetch(i);
+    AT_UNROLL for (int i = 0; i < kEarly; ++i)
+      fetch(i);
     if constexpr (kGated || kFolded) apply_before(params, params.p.p, at, own, column);
     if constexpr (kGated) scale(params, part, own, block, column, shared + params.gate_place);
     if constexpr (kFolded) scale_folded(params, part, accum, own, column, shared);
@@ -99,9 +101,10 @@ struct ImageConv2d : ImageStem<Config> {
   // Applies the steps before the gate.
   AT_DEVICE static void apply_before(const Convolution& params, void* const* p, const Place& at,
                                      float (&own)[kOwn][2][kVector], const int (&column)[kOwn]) {
-    AT_UNROLL for (int i = 0; i < kOwn; ++i)
-      AT_UNROLL for (int half = 0; half < 2; ++half)
-        if (at.channel + column[i] < params.a.k) Config::Steps::before(own[i][half], p, params.a.scalars, at.channel + column[i]);
+    AT_UNROLL for (int i = 0; i < kOwn; ++i) AT_UNROLL
+      for (int half = 0; half < 2; ++half)
+        if (at.channel + column[i] < params.a.k)
+          Config::Steps::before(own[i][half], p, params.a.scalars, at.channel + column[i]);
   }
 
   AT_DEVICE static Folded folded(const Convolution& params, char* shared) {
@@ -112,8 +115,8 @@ struct ImageConv2d : ImageStem<Config> {
   AT_DEVICE static void scale_folded(const Convolution& params, const Part& part, const Accum& accum,
                                      float (&own)[kOwn][2][kVector], const int (&column)[kOwn], char* shared) {
     float2 total[kBlocks][kHiddenTiles];
-    AT_UNROLL for (int m = 0; m < kBlocks; ++m)
-      AT_UNROLL for (int j = 0; j < kHiddenTiles; ++j) {
+    AT_UNROLL for (int m = 0; m < kBlocks; ++m) AT_UNROLL
+      for (int j = 0; j < kHiddenTiles; ++j) {
         const float (&v)[4] = accum[m][4 * kColumns + j];
         total[m][j] = make_float2(v[0] + v[2], v[1] + v[3]);
       }
@@ -135,18 +138,19 @@ struct ImageConv2d : ImageStem<Config> {
       }
     }
     wait_for_all_copies();
-    folded(params, shared).each_block(
-        total, warp, part.m / 16, 1, part.n == 0 && part.slice == 0, [] { __syncthreads(); },
-        [&](int m, const float* gates) {
-          AT_UNROLL for (int i = 0; i < kOwn; ++i) {
-            const int piece = i * kSlices + (kSlices > 1 ? part.slice : 0);
-            if (piece / kColumns != m) continue;
-            float factor[kVector];
-            load(factor, gates + column[i]);
-            AT_UNROLL for (int half = 0; half < 2; ++half)
-              AT_UNROLL for (int e = 0; e < kVector; ++e) own[i][half][e] *= factor[e];
-          }
-        });
+    folded(params, shared)
+        .each_block(
+            total, warp, part.m / 16, 1, part.n == 0 && part.slice == 0, [] { __syncthreads(); },
+            [&](int m, const float* gates) {
+              AT_UNROLL for (int i = 0; i < kOwn; ++i) {
+                const int piece = i * kSlices + (kSlices > 1 ? part.slice : 0);
+                if (piece / kColumns != m) continue;
+                float factor[kVector];
+                load(factor, gates + column[i]);
+                AT_UNROLL for (int half = 0; half < 2; ++half) AT_UNROLL
+                  for (int e = 0; e < kVector; ++e) own[i][half][e] *= factor[e];
+              }
+            });
   }
 
   // Applies the gate that is computed from the sums themselves.
@@ -155,17 +159,18 @@ struct ImageConv2d : ImageStem<Config> {
     const Excitation gate(params.a.p * params.a.q, params.hidden);
     AT_UNROLL for (int i = 0; i < kOwn; ++i) {
       float v[2][kVector];
-      AT_UNROLL for (int half = 0; half < 2; ++half)
-        AT_UNROLL for (int e = 0; e < kVector; ++e) v[half][e] = own[i][half][e];
+      AT_UNROLL for (int half = 0; half < 2; ++half) AT_UNROLL
+        for (int e = 0; e < kVector; ++e) v[half][e] = own[i][half][e];
       gate.collect(v, memory, block[i], column[i]);
     }
     gate.excite(memory, 0, params.a.k, 0, 0, [](int peer) { return peer; });
     const float* gates = (const float*)(memory + gate.mean());
-    AT_UNROLL for (int i = 0; i < kOwn; ++i)
-      AT_UNROLL for (int half = 0; half < 2; ++half) {
+    AT_UNROLL for (int i = 0; i < kOwn; ++i) AT_UNROLL
+      for (int half = 0; half < 2; ++half) {
         float factor[kVector];
         load(factor, gates + over(block[i] * 16 + 8 * half + part.lane / 4, params.by_tile) * kN + column[i]);
-        AT_UNROLL for (int e = 0; e < kVector; ++e) own[i][half][e] *= factor[e];
+        AT_UNROLL for (int e = 0; e < kVector; ++e)
+          own[i][half][e] *= factor[e];
       }
   }
 
@@ -177,11 +182,13 @@ struct ImageConv2d : ImageStem<Config> {
 
     Weights weights(params, params.p.p + kWeight, at, ring);
     const Element* input = (const Element*)params.p.p[kX];
-    AT_UNROLL for (int i = 0; i < kStages - 1; ++i) weights.load_step(params);
+    AT_UNROLL for (int i = 0; i < kStages - 1; ++i)
+      weights.load_step(params);
     if constexpr (kGated)
       Excitation(params.a.p * params.a.q, params.hidden)
           .load_weights(shared + params.gate_place, params.p.p + kFirstGate, 0, params.a.k, threadIdx.x);
-    if constexpr (kFolded) folded(params, shared).load_weights(params.p.p + kFirstGate + 1, at.channel, params.a.k, threadIdx.x);
+    if constexpr (kFolded)
+      folded(params, shared).load_weights(params.p.p + kFirstGate + 1, at.channel, params.a.k, threadIdx.x);
     if constexpr (kStem) clear(memory, 2 * params.patch_bytes);
     else if constexpr (kBlock) clear(memory + params.patch_bytes, params.patch_bytes);
     Accum accum = {};
@@ -203,7 +210,8 @@ struct ImageConv2d : ImageStem<Config> {
     }
     commit_copies();
     if constexpr (!kBlock)
-      for (int i = 1; i < params.patches; ++i) load_patch(params, input, at, copier, i, memory + i * params.patch_bytes);
+      for (int i = 1; i < params.patches; ++i)
+        load_patch(params, input, at, copier, i, memory + i * params.patch_bytes);
     commit_copies();
 
     int pixels[kBlocks];
@@ -237,9 +245,10 @@ struct ImageConv2d : ImageStem<Config> {
         if (++patch == params.patches) patch = 0;
         if constexpr (kBlock)
           if (chunk == 1)
-            fill_patch(params, part, accum, memory + params.patch_bytes, [&](float (&v)[kVector], int, int, int channel) {
-              Config::Steps::inner(v, params.p.p, params.a.scalars, channel);
-            });
+            fill_patch(params, part, accum, memory + params.patch_bytes,
+                       [&](float (&v)[kVector], int, int, int channel) {
+                         Config::Steps::inner(v, params.p.p, params.a.scalars, channel);
+                       });
       }
     }
     launch_dependents();

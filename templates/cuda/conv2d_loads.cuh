@@ -87,13 +87,15 @@ struct ImageLoads : ImagePlan<Config> {
       from = (const char*)p[0] + first;
       if constexpr (kBlock) second = (const char*)p[1] + first;
       known = 0;
-      AT_UNROLL for (int i = 0; i < kFilters; ++i) known |= (at.channel + row + i * kCopied < params.a.k) << i;
+      AT_UNROLL for (int i = 0; i < kFilters; ++i)
+        known |= (at.channel + row + i * kCopied < params.a.k) << i;
       to = ring + row * kRowBytes;
       if constexpr (kSameKeys) to += swizzled(0);
       if constexpr (kFolded) {
         hidden_from = (const char*)p[1] + ((int64_t)row * params.taps * params.a.c + channel) * kElementBytes;
         hidden_known = 0;
-        AT_UNROLL for (int i = 0; i < kHiddenFilters; ++i) hidden_known |= (row + i * kCopied < params.hidden) << i;
+        AT_UNROLL for (int i = 0; i < kHiddenFilters; ++i)
+          hidden_known |= (row + i * kCopied < params.hidden) << i;
         hidden_to = ring + (kN + row) * kRowBytes + (((int)threadIdx.x % kUnits ^ row % 8) << 4);
       }
     }
@@ -106,15 +108,15 @@ struct ImageLoads : ImagePlan<Config> {
       if (chunk < params.chunks) {
         const uint32_t tap_bytes = params.a.c * kElementBytes, filter_bytes = kCopied * params.taps * tap_bytes;
         const bool inside = channel < params.a.c;
-        AT_UNROLL for (int t = 0; t < kTaps; ++t)
-          AT_UNROLL for (int i = 0; i < kFilters; ++i)
+        AT_UNROLL for (int t = 0; t < kTaps; ++t) AT_UNROLL
+          for (int i = 0; i < kFilters; ++i)
             copy_async(to + slot * kStageBytes + (t * Plan::kFilters + i * kCopied) * kRowBytes +
                            (kSameKeys ? 0 : swizzled(i)),
                        from + (i * filter_bytes + t * tap_bytes), 16, inside && (known >> i & 1));
         if constexpr (kFolded) {
           // The rows that a thread copies are a multiple of 8 apart, so they have one key.
-          AT_UNROLL for (int t = 0; t < kTaps; ++t)
-            AT_UNROLL for (int i = 0; i < kHiddenFilters; ++i)
+          AT_UNROLL for (int t = 0; t < kTaps; ++t) AT_UNROLL
+            for (int i = 0; i < kHiddenFilters; ++i)
               if ((int)threadIdx.x / kUnits + i * kCopied < kHidden)
                 copy_async(hidden_to + slot * kStageBytes + (t * Plan::kFilters + i * kCopied) * kRowBytes,
                            hidden_from + (i * filter_bytes + t * tap_bytes), 16, inside && (hidden_known >> i & 1));

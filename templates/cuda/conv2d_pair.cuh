@@ -239,9 +239,9 @@ struct Conv2dPair {
       const int n = tile.image + image, h = top + row, w = left + column;
       const bool inside = n < params.a.n && h >= 0 && h < params.a.h && w >= 0 && w < params.a.w;
       const int64_t offset = inside ? ((int64_t)(n * params.a.h + h) * params.a.w + w) * params.a.c + 8 * unit : 0;
-      copy_async(
-          to + image * params.input.image + row * params.input.row + place<kStride1, kInputW>(column) * params.input.pixel + 16 * unit,
-          (const Element*)params.p.p[kX] + offset, 16, inside);
+      copy_async(to + image * params.input.image + row * params.input.row +
+                     place<kStride1, kInputW>(column) * params.input.pixel + 16 * unit,
+                 (const Element*)params.p.p[kX] + offset, 16, inside);
     }
   }
 
@@ -314,10 +314,12 @@ struct Conv2dPair {
           const auto multiply = [&](int step) {
             uint32_t a[Of::kRows][4], b[kWarpN / 16][4];
             const uint32_t from = kFromRing ? stage + 32 * step : offset;
-            AT_UNROLL for (int m = 0; m < Of::kRows; ++m) load_matrices(a[m], rows[m] + from);
-            AT_UNROLL for (int n = 0; n < kWarpN / 16; ++n) load_matrices(b[n], filters + stage + n * 16 * kPitch + 32 * step);
             AT_UNROLL for (int m = 0; m < Of::kRows; ++m)
-              AT_UNROLL for (int n = 0; n < kWarpN / 8; ++n)
+              load_matrices(a[m], rows[m] + from);
+            AT_UNROLL for (int n = 0; n < kWarpN / 16; ++n)
+              load_matrices(b[n], filters + stage + n * 16 * kPitch + 32 * step);
+            AT_UNROLL for (int m = 0; m < Of::kRows; ++m) AT_UNROLL
+              for (int n = 0; n < kWarpN / 8; ++n)
                 mma<Element>(accum[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
             if constexpr (!kFromRing) {
               offset += 32;
@@ -331,9 +333,11 @@ struct Conv2dPair {
           loader.advance(params);
           commit_copies();
           if (works && depth - k >= kDepth) {
-            AT_UNROLL for (int step = 1; step < kDepth / 16; ++step) multiply(step);
+            AT_UNROLL for (int step = 1; step < kDepth / 16; ++step)
+              multiply(step);
           } else if (works) {
-            AT_NO_UNROLL for (int step = 1; 16 * step < depth - k; ++step) multiply(step);
+            AT_NO_UNROLL for (int step = 1; 16 * step < depth - k; ++step)
+              multiply(step);
           }
           if (++slot == kStages) slot = 0;
         }
@@ -364,7 +368,8 @@ struct Conv2dPair {
   template <int kRows>
   AT_DEVICE static void take(float (&v)[kVector], const float (&accum)[kRows][kWarpN / 8][4], int m, int half,
                              int group) {
-    AT_UNROLL for (int e = 0; e < kVector; ++e) v[e] = accum[m][group * kGroup + e / 2][2 * half + e % 2];
+    AT_UNROLL for (int e = 0; e < kVector; ++e)
+      v[e] = accum[m][group * kGroup + e / 2][2 * half + e % 2];
   }
 
   // Applies the inner steps and writes a pass of the hidden tile.
@@ -373,15 +378,15 @@ struct Conv2dPair {
                                      char* hidden) {
     const at_conv2d_pair& a = params.a;
     const int down = kWhole == 2 ? a.pad_h : 0, right = kWhole >= 1 ? a.pad_w : 0;
-    AT_UNROLL for (int i = 0; i < First::kRows; ++i)
-      AT_UNROLL for (int half = 0; half < 2; ++half) {
+    AT_UNROLL for (int i = 0; i < First::kRows; ++i) AT_UNROLL
+      for (int half = 0; half < 2; ++half) {
         const int m = 16 * ((pass * kWarpsM + warp.m) * First::kRows + i) + 8 * half + warp.lane / 4;
         const Pixel<First> own(m);
         const int row = own.row + down, column = own.column + right, h = tile.top + own.row, w = tile.left + own.column;
         if (m >= First::kPixels || row >= kHaloH || column >= kHaloW) continue;
         const bool inside = tile.image + own.image < a.n && h >= 0 && h < a.hidden_h && w >= 0 && w < a.hidden_w;
-        char* to =
-            hidden + own.image * params.hidden.image + row * params.hidden.row + place<kStride, kHaloW>(column) * params.hidden.pixel;
+        char* to = hidden + own.image * params.hidden.image + row * params.hidden.row +
+                   place<kStride, kHaloW>(column) * params.hidden.pixel;
         AT_UNROLL for (int group = 0; group < kWarpN / (8 * kGroup); ++group) {
           const int channel = slice * kN + warp.n + group * 8 * kGroup + warp.lane % 4 * kVector;
           if (channel >= a.hidden) continue;
@@ -417,12 +422,14 @@ struct Conv2dPair {
         pixels[i % kAhead][half] = pixel;
         AT_UNROLL for (int group = 0; group < kGroups; ++group)
           if (inside && first + group * 8 * kGroup < a.k)
-            Steps::fetch(fetched[i % kAhead][half][group], params.p.p, (int64_t)pixel * a.k + first + group * 8 * kGroup);
+            Steps::fetch(fetched[i % kAhead][half][group], params.p.p,
+                         (int64_t)pixel * a.k + first + group * 8 * kGroup);
       }
     }
 
     AT_DEVICE void begin(const Params& params, const Tile& tile, const Warp& warp, int slice, int pass) {
-      AT_UNROLL for (int i = 0; i < kAhead; ++i) fetch(params, tile, warp, slice, pass, i);
+      AT_UNROLL for (int i = 0; i < kAhead; ++i)
+        fetch(params, tile, warp, slice, pass, i);
     }
 
     AT_DEVICE void finish(const Params& params, const Tile& tile, const Warp& warp,

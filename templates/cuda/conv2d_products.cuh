@@ -46,7 +46,8 @@ struct ImageProducts : ImageLoads<Config> {
   AT_DEVICE static void find_rows(const Convolution& params, const Part& part, int (&pixels)[kBlocks]) {
     AT_UNROLL for (int m = 0; m < kBlocks; ++m) {
       const Pixel own(params, part.m + 16 * m + part.lane % 16);
-      const int place = (own.image * params.patch_h + own.row * params.a.stride_h) * params.patch_w + own.column * params.a.stride_w;
+      const int place =
+          (own.image * params.patch_h + own.row * params.a.stride_h) * params.patch_w + own.column * params.a.stride_w;
       pixels[m] = own.image < params.images ? place * kRowBytes : 0;
     }
   }
@@ -54,8 +55,8 @@ struct ImageProducts : ImageLoads<Config> {
   // Adds the products of kCount taps to the sums, over the first kBytes of each row. pixels: see find_rows(). copies: a
   // function that issues the next copies; called after the first products, so that these do not wait for it.
   template <int kCount = kTaps, int kBytes = kRowBytes, typename Copies>
-  AT_DEVICE static void multiply(const Convolution& params, const Part& part, const int (&pixels)[kBlocks], uint32_t patch,
-                                 uint32_t weights, int tap, Accum& accum, Copies&& copies) {
+  AT_DEVICE static void multiply(const Convolution& params, const Part& part, const int (&pixels)[kBlocks],
+                                 uint32_t patch, uint32_t weights, int tap, Accum& accum, Copies&& copies) {
     constexpr int kSteps = kBytes / 32 / kSlices;  // a product takes 32 bytes of each row
     const int lane = part.lane, row = lane % 8;
     // The four 8x8 matrices of one ldmatrix.x4. Pixels: rows 0-7 and 8-15, then the same rows 16 bytes further.
@@ -67,12 +68,13 @@ struct ImageProducts : ImageLoads<Config> {
       const uint32_t moved = patch + (code & ~7);
       AT_UNROLL for (int step = 0; step < kSteps; ++step) {
         uint32_t a[kBlocks][4], b[2 * kColumns][4], c[(kHiddenTiles + 1) / 2 + !kFolded][4];
-        AT_UNROLL for (int m = 0; m < kBlocks; ++m) load_matrices(a[m], moved + pixels[m] + ((pixel_unit ^ 2 * step) << 4));
+        AT_UNROLL for (int m = 0; m < kBlocks; ++m)
+          load_matrices(a[m], moved + pixels[m] + ((pixel_unit ^ 2 * step) << 4));
         AT_UNROLL for (int n = 0; n < 2 * kColumns; ++n)
           load_matrices(b[n], filters + (t * Plan::kFilters + n / 2 * 32 + n % 2 * 4) * kRowBytes +
                                   ((filter_unit ^ 2 * step) << 4));
-        AT_UNROLL for (int m = 0; m < kBlocks; ++m)
-          AT_UNROLL for (int n = 0; n < 4 * kColumns; ++n)
+        AT_UNROLL for (int m = 0; m < kBlocks; ++m) AT_UNROLL
+          for (int n = 0; n < 4 * kColumns; ++n)
             mma<Element>(accum[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
         if constexpr (kFolded) {
           // The four 8x8 matrices: eight filters, the same 8 channels further, then both for the next eight filters if
@@ -81,8 +83,8 @@ struct ImageProducts : ImageLoads<Config> {
           AT_UNROLL for (int n = 0; n < (kHiddenTiles + 1) / 2; ++n)
             load_matrices(c[n], weights + (t * Plan::kFilters + kN + 16 * n + filter) * kRowBytes +
                                     ((filter_unit ^ 2 * step) << 4));
-          AT_UNROLL for (int m = 0; m < kBlocks; ++m)
-            AT_UNROLL for (int n = 0; n < kHiddenTiles; ++n)
+          AT_UNROLL for (int m = 0; m < kBlocks; ++m) AT_UNROLL
+            for (int n = 0; n < kHiddenTiles; ++n)
               mma<Element>(accum[m][4 * kColumns + n], a[m], c[n / 2][n % 2 * 2], c[n / 2][n % 2 * 2 + 1]);
         }
         if (t == 0 && step == 0) copies();
@@ -94,8 +96,8 @@ struct ImageProducts : ImageLoads<Config> {
   // the nearest float32.
   template <typename Value>
   AT_DEVICE static void take(Value (&v)[2][kVector], const Accum& accum, int m, int column) {
-    AT_UNROLL for (int half = 0; half < 2; ++half)
-      AT_UNROLL for (int e = 0; e < kVector; ++e) v[half][e] = accum[m][4 * column + e / 2][2 * half + e % 2];
+    AT_UNROLL for (int half = 0; half < 2; ++half) AT_UNROLL
+      for (int e = 0; e < kVector; ++e) v[half][e] = accum[m][4 * column + e / 2][2 * half + e % 2];
   }
 
   // Adds the sums of all slices in a fixed order. Sums of bytes are still int32, so nothing is rounded. Each slice
@@ -114,8 +116,8 @@ struct ImageProducts : ImageLoads<Config> {
       }
     }
     __syncthreads();
-    AT_UNROLL for (int i = 0; i < kOwn; ++i)
-      AT_UNROLL for (int j = 0; j < 4; ++j) {
+    AT_UNROLL for (int i = 0; i < kOwn; ++i) AT_UNROLL
+      for (int j = 0; j < 4; ++j) {
         Four total = {0, 0, 0, 0};
         AT_UNROLL for (int slice = 0; slice < kSlices; ++slice) {
           const Four other = memory[slice * kSlice + (4 * (i * kSlices + part.slice) + j) * 32];
@@ -153,9 +155,9 @@ struct ImageProducts : ImageLoads<Config> {
                        rounded<Element>(v[half]).words[0]);
       }
     }
-    AT_UNROLL for (int m = 0; m < kBlocks; ++m)
-      AT_UNROLL for (int n = 0; n < 4 * kColumns; ++n)
-        AT_UNROLL for (int e = 0; e < 4; ++e) accum[m][n][e] = 0.f;
+    AT_UNROLL for (int m = 0; m < kBlocks; ++m) AT_UNROLL
+      for (int n = 0; n < 4 * kColumns; ++n) AT_UNROLL
+        for (int e = 0; e < 4; ++e) accum[m][n][e] = 0.f;
   }
 };
 

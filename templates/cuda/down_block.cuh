@@ -90,30 +90,36 @@ struct SeDownBlock : ImageConv2d<Config> {
     const int m = threadIdx.x / kUnits + i * kCopied, unit = threadIdx.x % kUnits;
     const Pixel own(params, m);
     if (own.image >= params.images) return;
-    const uint32_t first = patch + ((own.image * params.patch_h + 2 * own.row) * params.patch_w + 2 * own.column) * kRowBytes;
+    const uint32_t first =
+        patch + ((own.image * params.patch_h + 2 * own.row) * params.patch_w + 2 * own.column) * kRowBytes;
     float total[kVector] = {};
     AT_UNROLL for (int tap = 0; tap < 9; ++tap) {
       const int code = params.tap[tap];
       Pack<Element, kVector> read;
       read.words[0] = ptx::ld_shared(first + (code & ~7) + ((unit ^ (m + code & 7)) << 4));
-      AT_UNROLL for (int e = 0; e < kVector; ++e) total[e] += to_float(read.elements[e]);
+      AT_UNROLL for (int e = 0; e < kVector; ++e)
+        total[e] += to_float(read.elements[e]);
     }
-    AT_UNROLL for (int e = 0; e < kVector; ++e) total[e] *= 1.f / 9;
+    AT_UNROLL for (int e = 0; e < kVector; ++e)
+      total[e] *= 1.f / 9;
     ptx::st_shared(pooled + m * kRowBytes + ((unit ^ m & 7) << 4), rounded<Element>(total).words[0]);
   }
 
   AT_DEVICE static void run(const Params& params, char* shared) {
     const Place at(params.first);
     const Part part;
-    const uint32_t patches = ptx::cast_smem_ptr_to_uint(shared), pooled = patches + params.pooled, ring = patches + params.ring;
+    const uint32_t patches = ptx::cast_smem_ptr_to_uint(shared), pooled = patches + params.pooled,
+                   ring = patches + params.ring;
 
     Filters filters(params, at, ring);
-    AT_UNROLL for (int i = 0; i < kStages - 1; ++i) filters.load_step(params);
+    AT_UNROLL for (int i = 0; i < kStages - 1; ++i)
+      filters.load_step(params);
     excitation(params).load_weights(shared + params.gate, params.p.p + kFirstGate, 0, params.second.a.k, threadIdx.x);
     griddepcontrol_wait();
     Conv2d::load_patch(params.first, (const Element*)params.p.p[kX], at, Copier(params.first), 0, patches);
     commit_copies();
-    AT_UNROLL for (int i = 0; i < kStages - 2; ++i) commit_copies();  // empty: all steps wait alike
+    AT_UNROLL for (int i = 0; i < kStages - 2; ++i)
+      commit_copies();  // empty: all steps wait alike
 
     Accum accum = {};
     int slot = 0;
@@ -160,15 +166,16 @@ struct SeDownBlock : ImageConv2d<Config> {
     }
     Conv2d::apply_before(conv, params.p.p, at, own, column);
     Conv2d::scale(conv, part, own, block, column, memory);  // also waits for all copies and the pool
-    AT_UNROLL for (int i = 0; i < kPieces; ++i)
-      AT_UNROLL for (int half = 0; half < 2; ++half) {
+    AT_UNROLL for (int i = 0; i < kPieces; ++i) AT_UNROLL
+      for (int half = 0; half < 2; ++half) {
         if (column[i] < conv.a.k) Config::Steps::gated(own[i][half], params.p.p, conv.a.scalars, column[i]);
         AT_UNROLL for (int e = 0; e < kVector; ++e)
           accum[i / kColumns][4 * (i % kColumns) + e / 2][2 * half + e % 2] = own[i][half][e];
       }
 
     int rows[kBlocks];
-    AT_UNROLL for (int m = 0; m < kBlocks; ++m) rows[m] = (part.m + 16 * m + part.lane % 16) * kRowBytes;
+    AT_UNROLL for (int m = 0; m < kBlocks; ++m)
+      rows[m] = (part.m + 16 * m + part.lane % 16) * kRowBytes;
     Conv2d::template multiply<1>(params.first, part, rows, pooled, projection, 0, accum, [] {});
     AT_UNROLL for (int i = 0; i < kPieces; ++i) {
       Conv2d::take(own[i], accum, i / kColumns, i % kColumns);

@@ -134,7 +134,7 @@ struct ExpandDepthwise {
       float accum[kTogether][kChunk / 8][4] = {};
       for (int step = 0; step < steps; ++step) {
         uint32_t a[kTogether][4];
-    AT_UNROLL for (int t = 0; t < kTogether; ++t)
+        AT_UNROLL for (int t = 0; t < kTogether; ++t)
           load_matrices(a[t], a_row + (group * kTogether + t) * 16 * pitch + step * 32);
         AT_UNROLL for (int n = 0; n < kChunk / 16; ++n) {
           uint32_t b[4];
@@ -145,8 +145,8 @@ struct ExpandDepthwise {
           }
         }
       }
-      AT_UNROLL for (int t = 0; t < kTogether; ++t)
-        AT_UNROLL for (int half = 0; half < 2; ++half) {
+      AT_UNROLL for (int t = 0; t < kTogether; ++t) AT_UNROLL
+        for (int half = 0; half < 2; ++half) {
           const int row = (group * kTogether + t) * 16 + 8 * half + lane / 4;
           const bool inside = tile.pixel(params.a, row) >= 0;
           AT_UNROLL for (int n = 0; n < kChunk / 8; ++n) {
@@ -175,12 +175,13 @@ struct ExpandDepthwise {
       AT_UNROLL for (int r = 0; r < kFilter; ++r) {
         Pack<Element, kVector> line[kLine];
         const Element* from = wide + ((row * kStride + r) * kHaloW + column * kStride) * kWidePitch + unit * kVector;
-        AT_UNROLL for (int j = 0; j < kLine; ++j) line[j].read(from + j * kWidePitch);
+        AT_UNROLL for (int j = 0; j < kLine; ++j)
+          line[j].read(from + j * kWidePitch);
         AT_UNROLL for (int s = 0; s < kFilter; ++s) {
           Pack<Element, kVector> taps;
           taps.read(weight + (int64_t)(r * kFilter + s) * a.k);
-          AT_UNROLL for (int j = 0; j < kColumns; ++j)
-            AT_UNROLL for (int e = 0; e < kVector; ++e)
+          AT_UNROLL for (int j = 0; j < kColumns; ++j) AT_UNROLL
+            for (int e = 0; e < kVector; ++e)
               accum[j][e] += to_float(line[j * kStride + s].elements[e]) * to_float(taps.elements[e]);
         }
       }

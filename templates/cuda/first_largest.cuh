@@ -17,14 +17,17 @@ struct FirstLargest {
 
   AT_DEVICE void start(const Pack<Element, N>& x) {
     values = x;
-    AT_UNROLL for (int i = 0; i < N / kLanes; ++i) places[i] = 0;
+    AT_UNROLL for (int i = 0; i < N / kLanes; ++i)
+      places[i] = 0;
   }
   AT_DEVICE void take(const Pack<Element, N>& x, int place) {
-    AT_UNROLL for (int i = 0; i < N / kLanes; ++i) take_lanes(i, x, place * kEach);
+    AT_UNROLL for (int i = 0; i < N / kLanes; ++i)
+      take_lanes(i, x, place * kEach);
   }
   // shift: what is added to the places of the later values.
   AT_DEVICE void take(const FirstLargest& later, int shift) {
-    AT_UNROLL for (int i = 0; i < N / kLanes; ++i) take_lanes(i, later.values, later.places[i] + shift * kEach);
+    AT_UNROLL for (int i = 0; i < N / kLanes; ++i)
+      take_lanes(i, later.values, later.places[i] + shift * kEach);
   }
   AT_DEVICE int place(int e) const { return places[e / kLanes] >> (e % kLanes * 16) & 0xffff; }
   // Returns whether each value is a number greater than minus infinity.
@@ -33,9 +36,11 @@ struct FirstLargest {
     if constexpr (kPairs) {
       typename Pair<Element>::type bound;
       from_floats(reinterpret_cast<Element*>(&bound), lowest(), lowest());
-      AT_UNROLL for (int i = 0; i < N / 2; ++i) above &= __hgt2_mask(pair(values, i), bound) == 0xffffffff;
+      AT_UNROLL for (int i = 0; i < N / 2; ++i)
+        above &= __hgt2_mask(pair(values, i), bound) == 0xffffffff;
     } else {
-      AT_UNROLL for (int e = 0; e < N; ++e) above &= to_float(values.elements[e]) > lowest();
+      AT_UNROLL for (int e = 0; e < N; ++e)
+        above &= to_float(values.elements[e]) > lowest();
     }
     return above;
   }

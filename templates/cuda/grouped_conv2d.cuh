@@ -64,7 +64,7 @@ struct GroupedConv2d {
     if constexpr (kWidth == 1) {
       const bool first = output < params.a.c && input == lane / 4,
                  second = output < params.a.c && input + 1 == lane / 4;
-    AT_UNROLL for (int i = 0; i < 2 * kProducts; ++i) {
+      AT_UNROLL for (int i = 0; i < 2 * kProducts; ++i) {
         Pack<Element, 2> both;
         both.words[0] = 0;
         if (i < kUnits && first) both.elements[0] = from[i];

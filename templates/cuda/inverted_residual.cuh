@@ -271,7 +271,8 @@ struct InvertedResidual {
       float accum[kTogether][2 * kExpandTiles][4] = {};
       for (int step = 0; step < steps; ++step) {
         uint32_t a[kTogether][4];
-    AT_UNROLL for (int t = 0; t < kTogether; ++t) load_matrices(a[t], a_row + (group * kGroup + t * 16) * pitch + step * 32);
+        AT_UNROLL for (int t = 0; t < kTogether; ++t)
+          load_matrices(a[t], a_row + (group * kGroup + t * 16) * pitch + step * 32);
         AT_UNROLL for (int n = 0; n < kExpandTiles; ++n) {
           uint32_t b[4];
           load_matrices(b, b_row + n * 16 * pitch + step * 32);
@@ -282,13 +283,13 @@ struct InvertedResidual {
         }
       }
       int places[kTogether][2];
-      AT_UNROLL for (int t = 0; t < kTogether; ++t)
-        AT_UNROLL for (int half = 0; half < 2; ++half) places[t][half] = at.places[group * kGroup + t * 16 + 8 * half + lane / 4];
+      AT_UNROLL for (int t = 0; t < kTogether; ++t) AT_UNROLL
+        for (int half = 0; half < 2; ++half) places[t][half] = at.places[group * kGroup + t * 16 + 8 * half + lane / 4];
       AT_UNROLL for (int n = 0; n < 2 * kExpandTiles; ++n) {
         const int column = first_column + 8 * n, channel = first_channel + column + lane % 4 * 2;
         if (first_channel + column >= params.a.hidden) break;
-        AT_UNROLL for (int t = 0; t < kTogether; ++t)
-          AT_UNROLL for (int half = 0; half < 2; ++half) {
+        AT_UNROLL for (int t = 0; t < kTogether; ++t) AT_UNROLL
+          for (int half = 0; half < 2; ++half) {
             float v[2] = {accum[t][n][2 * half], accum[t][n][2 * half + 1]};
             Steps::inner(v, params.p.p, params.a.scalars, channel);
             store(v, at.wide + places[t][half] + column + lane % 4 * 2);
@@ -316,31 +317,33 @@ struct InvertedResidual {
       AT_UNROLL for (int h = 0; h < kLines; ++h) {
         if (!kWhole && row * kStride + h >= kHaloH) break;
         Pack<Element, kDepth> line[kLine];
-        AT_UNROLL for (int j = 0; j < kLine; ++j) line[j].read(from + (h * kHaloW + j) * kWidePitch);
+        AT_UNROLL for (int j = 0; j < kLine; ++j)
+          line[j].read(from + (h * kHaloW + j) * kWidePitch);
         AT_UNROLL for (int o = 0; o < kStrip; ++o) {
           const int r = h - o * kStride;
           if (r < 0 || r >= kFilter) continue;
           AT_UNROLL for (int s = 0; s < kFilter; ++s) {
             Pack<Element, kDepth> taps;
             taps.read(filters + (r * kFilter + s) * kChunk);
-            AT_UNROLL for (int j = 0; j < kNeighbours; ++j)
-              AT_UNROLL for (int e = 0; e < kDepth; ++e)
+            AT_UNROLL for (int j = 0; j < kNeighbours; ++j) AT_UNROLL
+              for (int e = 0; e < kDepth; ++e)
                 accum[o][j][e] += to_float(line[j * kStride + s].elements[e]) * to_float(taps.elements[e]);
           }
         }
       }
       // All steps before all stores, so that a vector's values are read once.
       if (channel < a.hidden) {
-        AT_UNROLL for (int o = 0; o < kStrip; ++o)
-          AT_UNROLL for (int j = 0; j < kNeighbours; ++j) Steps::before(accum[o][j], params.p.p, a.scalars, channel);
+        AT_UNROLL for (int o = 0; o < kStrip; ++o) AT_UNROLL
+          for (int j = 0; j < kNeighbours; ++j) Steps::before(accum[o][j], params.p.p, a.scalars, channel);
       } else {
-        AT_UNROLL for (int o = 0; o < kStrip; ++o)
-          AT_UNROLL for (int j = 0; j < kNeighbours; ++j)
-            AT_UNROLL for (int e = 0; e < kDepth; ++e) accum[o][j][e] = 0.f;
+        AT_UNROLL for (int o = 0; o < kStrip; ++o) AT_UNROLL
+          for (int j = 0; j < kNeighbours; ++j) AT_UNROLL
+            for (int e = 0; e < kDepth; ++e) accum[o][j][e] = 0.f;
       }
       AT_UNROLL for (int o = 0; o < kStrip; ++o) {
         if (!kWhole && row + o >= kTileH) break;
-        AT_UNROLL for (int j = 0; j < kNeighbours; ++j) store(accum[o][j], to + (o * kTileW + j) * kWidePitch);
+        AT_UNROLL for (int j = 0; j < kNeighbours; ++j)
+          store(accum[o][j], to + (o * kTileW + j) * kWidePitch);
       }
     }
   }
@@ -354,7 +357,8 @@ struct InvertedResidual {
         address(at.weights3) + (first_column * 16 + lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16;
     AT_UNROLL for (int step = 0; step < kChunk / 16; ++step) {
       uint32_t a[kRowTiles][4];
-      AT_UNROLL for (int t = 0; t < kRowTiles; ++t) load_matrices(a[t], a_row + t * 16 * kPitch + step * 32);
+      AT_UNROLL for (int t = 0; t < kRowTiles; ++t)
+        load_matrices(a[t], a_row + t * 16 * kPitch + step * 32);
       AT_UNROLL for (int n = 0; n < kColumnTiles; ++n) {
         uint32_t b[4];
         load_matrices(b, b_row + n * 16 * kPitch + step * 32);
@@ -371,8 +375,8 @@ struct InvertedResidual {
 
   AT_DEVICE static void write_sums(const Accum& accum, float* to) {
     const int lane = threadIdx.x % 32, first_row = first_row_tile(), first_column = first_column_tile();
-    AT_UNROLL for (int t = 0; t < kRowTiles; ++t)
-      AT_UNROLL for (int n = 0; n < 2 * kColumnTiles; ++n) {
+    AT_UNROLL for (int t = 0; t < kRowTiles; ++t) AT_UNROLL
+      for (int n = 0; n < 2 * kColumnTiles; ++n) {
         if ((first_row + t) * 16 >= kRows || first_column * 16 + 8 * n >= kColumns) continue;
         AT_UNROLL for (int half = 0; half < 2; ++half) {
           const int row = (first_row + t) * 16 + 8 * half + lane / 4, column = first_column * 16 + 8 * n + lane % 4 * 2;
@@ -390,8 +394,8 @@ struct InvertedResidual {
       const int p = tile.first_p + row / kTileW % kTileH, q = tile.first_q + row % kTileW;
       if (channel >= a.k || image >= a.n || p >= a.p || q >= a.q) continue;
       float v[kVector] = {};
-      AT_UNROLL for (int part = 0; part < kParts; ++part)
-        AT_UNROLL for (int e = 0; e < kVector; e += 4) {
+      AT_UNROLL for (int part = 0; part < kParts; ++part) AT_UNROLL
+        for (int e = 0; e < kVector; e += 4) {
           const float* own = from + row * kSumPitch + channel + e;
           float4 four;
           if constexpr (kParts > 1) four = ptx::ld_shared_cluster_float4(address(own), part);

@@ -75,10 +75,12 @@ struct Pack {
   };
   AT_DEVICE Pack() {}
   AT_DEVICE void read(const Element* from) {
-    AT_UNROLL for (int i = 0; i < kBytes / kWord; ++i) words[i] = reinterpret_cast<const Access*>(from)[i];
+    AT_UNROLL for (int i = 0; i < kBytes / kWord; ++i)
+      words[i] = reinterpret_cast<const Access*>(from)[i];
   }
   AT_DEVICE void write(Element* to) const {
-    AT_UNROLL for (int i = 0; i < kBytes / kWord; ++i) reinterpret_cast<Access*>(to)[i] = words[i];
+    AT_UNROLL for (int i = 0; i < kBytes / kWord; ++i)
+      reinterpret_cast<Access*>(to)[i] = words[i];
   }
 };
 
@@ -86,12 +88,14 @@ template <int N, typename Element>
 AT_DEVICE void load(float (&v)[N], const Element* from) {
   Pack<Element, N> pack;
   pack.read(from);
-  AT_UNROLL for (int i = 0; i < N; ++i) v[i] = to_float(pack.elements[i]);
+  AT_UNROLL for (int i = 0; i < N; ++i)
+    v[i] = to_float(pack.elements[i]);
 }
 
 template <int N, typename Element>
 AT_DEVICE void load(float (&v)[N], const Pack<Element, N>* from) {
-  AT_UNROLL for (int i = 0; i < N; ++i) v[i] = to_float(from->elements[i]);
+  AT_UNROLL for (int i = 0; i < N; ++i)
+    v[i] = to_float(from->elements[i]);
 }
 
 // Loads from device memory that is not written while the kernel runs: the compiler may cache or move the load.
@@ -103,14 +107,16 @@ AT_DEVICE void load_constant(float (&v)[N], const float* from) {
       v[i] = part.x, v[i + 1] = part.y, v[i + 2] = part.z, v[i + 3] = part.w;
     }
   } else {
-    AT_UNROLL for (int i = 0; i < N; ++i) v[i] = __ldg(from + i);
+    AT_UNROLL for (int i = 0; i < N; ++i)
+      v[i] = __ldg(from + i);
   }
 }
 
 template <typename Element, int N>
 AT_DEVICE Pack<Element, N> rounded(const float (&v)[N]) {
   Pack<Element, N> pack;
-  AT_UNROLL for (int i = 0; i + 1 < N; i += 2) from_floats(pack.elements + i, v[i], v[i + 1]);
+  AT_UNROLL for (int i = 0; i + 1 < N; i += 2)
+    from_floats(pack.elements + i, v[i], v[i + 1]);
   if constexpr (N % 2 == 1) from_float(pack.elements[N - 1], v[N - 1]);
   return pack;
 }

@@ -34,7 +34,8 @@ AT_DEVICE float over_threads(float v, float* parts) {
     if (threadIdx.x % 32 == 0) parts[warp] = v;
     __syncthreads();
     v = Operation::kStart;
-    AT_UNROLL for (int i = 0; i < Lanes / 32; ++i) v = Operation::combine(v, parts[first + i]);
+    AT_UNROLL for (int i = 0; i < Lanes / 32; ++i)
+      v = Operation::combine(v, parts[first + i]);
     return v;
   }
 }

@@ -41,7 +41,7 @@ template <typename Element, int N>
 AT_DEVICE void raise(Pack<Element, N>& best, const Pack<Element, N>& x) {
   if constexpr (sizeof(Element) == 2 && N % 2 == 0) {
     using Two = typename Pair<Element>::type;
-  AT_UNROLL for (int i = 0; i < N / 2; ++i) {
+    AT_UNROLL for (int i = 0; i < N / 2; ++i) {
       Two& to = reinterpret_cast<Two*>(best.elements)[i];
       to = larger(to, reinterpret_cast<const Two*>(x.elements)[i]);
     }

@@ -87,7 +87,8 @@ struct MmaDepthwise {
     const Element* weight = (const Element*)params.p.p[1];  // (r, s, c)
     AT_UNROLL for (int i = 0; i < kOwn; ++i) {
       const int unit = i * kThreads + threadIdx.x, channel = first_channel + unit % kGroups * kVector;
-      if (unit < kTapUnits && channel < params.a.c) taps[i].read(weight + (int64_t)(unit / kGroups) * params.a.c + channel);
+      if (unit < kTapUnits && channel < params.a.c)
+        taps[i].read(weight + (int64_t)(unit / kGroups) * params.a.c + channel);
     }
     for (int i = threadIdx.x; i < kBandsBytes / 16; i += kThreads) reinterpret_cast<uint4*>(bands)[i] = uint4{};
     __syncthreads();
@@ -176,19 +177,21 @@ struct MmaDepthwise {
     }
   }
 
-  AT_DEVICE static void finish(const Params& params, const Place& place, int channel, int first_site, const Accum& accum) {
+  AT_DEVICE static void finish(const Params& params, const Place& place, int channel, int first_site,
+                               const Accum& accum) {
     if (channel >= params.a.c) return;
     const int lane = threadIdx.x % 32;
     AT_UNROLL for (int half = 0; half < 2; ++half) {
       const int site = first_site + 8 * half + lane / 4;
       const int image = place.image + site / kRows, row = place.row + site % kRows;
       if (image >= params.a.n || row >= params.a.p) continue;
-      AT_UNROLL for (int j = 0; j < kTiles; ++j)
-        AT_UNROLL for (int odd = 0; odd < 2; ++odd) {
+      AT_UNROLL for (int j = 0; j < kTiles; ++j) AT_UNROLL
+        for (int odd = 0; odd < 2; ++odd) {
           const int column = place.column + 8 * j + lane % 4 * 2 + odd;
           if (column >= params.a.q) continue;
           float v[kVector];
-          AT_UNROLL for (int e = 0; e < kVector; ++e) v[e] = accum[e][j][2 * half + odd];
+          AT_UNROLL for (int e = 0; e < kVector; ++e)
+            v[e] = accum[e][j][2 * half + odd];
           const int64_t offset = (((int64_t)image * params.a.p + row) * params.a.q + column) * params.a.c + channel;
           Steps::apply(v, params.p.p, params.a, channel, offset);
           store(v, (Element*)params.p.p[2] + offset);

@@ -64,8 +64,8 @@ struct MmaSeTail {
         const Element* from = (const Element*)p[kW1] + (int64_t)hidden * a.c + warp_channel + part * kVector;
         first[tile] = hidden < a.hidden ? *(const uint4*)from : uint4{0, 0, 0, 0};
       }
-      AT_UNROLL for (int step = 0; step < kSteps; ++step)
-        AT_UNROLL for (int tile = 0; tile < 4; ++tile) {
+      AT_UNROLL for (int step = 0; step < kSteps; ++step) AT_UNROLL
+        for (int tile = 0; tile < 4; ++tile) {
           const int hidden = 16 * step + 4 * part, channel = warp_channel + row / 2 * kVector + 2 * tile + row % 2;
           const Element* from = (const Element*)p[kW2] + (int64_t)channel * a.hidden + hidden;
           second[step][tile] = hidden < a.hidden ? *(const uint2*)from : uint2{0, 0};
@@ -80,8 +80,9 @@ struct MmaSeTail {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4, part = lane % 4;
     const int group = warp / params.channel_warps, warp_channel = (warp - group * params.channel_warps) * kWarpChannels;
     const int pixels = a.h * a.w, channel = warp_channel + part * kVector;
-    float* partial = (float*)shared;                                  // (warp, row, hidden)
-    float4* hiddens = (float4*)(partial + params.warps * kRows * kPitch);  // (image, hidden); 8 rows keep 16-byte alignment
+    float* partial = (float*)shared;  // (warp, row, hidden)
+    float4* hiddens =
+        (float4*)(partial + params.warps * kRows * kPitch);  // (image, hidden); 8 rows keep 16-byte alignment
 
     Weights weights;
     weights.read(a, p, warp_channel);
@@ -107,8 +108,8 @@ struct MmaSeTail {
 
     // The product of this row's part of the mean and the first weights.
     float sum[kVector] = {};
-    AT_UNROLL for (int i = 0; i < kKeep; ++i)
-      AT_UNROLL for (int e = 0; e < kVector; ++e) sum[e] += to_float(kept[i].elements[e]);
+    AT_UNROLL for (int i = 0; i < kKeep; ++i) AT_UNROLL
+      for (int e = 0; e < kVector; ++e) sum[e] += to_float(kept[i].elements[e]);
     uint32_t mean[4][2];
     AT_UNROLL for (int i = 0; i < 4; ++i)
       split<Element>(sum[2 * i] * params.weight, sum[2 * i + 1] * params.weight, mean[i][0], mean[i][1]);
@@ -131,7 +132,8 @@ struct MmaSeTail {
         const int from_warp = j / params.lanes, from_row = of * params.lanes + j - from_warp * params.lanes;
         total += partial[(from_warp * kRows + from_row) * kPitch + hidden];
       }
-      for (int distance = params.adders / 2; distance; distance /= 2) total += __shfl_xor_sync(0xffffffffu, total, distance);
+      for (int distance = params.adders / 2; distance; distance /= 2)
+        total += __shfl_xor_sync(0xffffffffu, total, distance);
       if (i != pair) first_bias = hidden < a.hidden ? ((const float*)p[kB1])[hidden] : 0.f;
       if (adder == 0) ((float*)hiddens)[i] = at_least_zero(total + first_bias);
     }
@@ -156,7 +158,8 @@ struct MmaSeTail {
       const int pixel = lane_pixel + i * params.step;
       if (pixel >= pixels || image >= a.n) continue;
       float v[kVector];
-      AT_UNROLL for (int e = 0; e < kVector; ++e) v[e] = to_float(kept[i].elements[e]) * factor[e];
+      AT_UNROLL for (int e = 0; e < kVector; ++e)
+        v[e] = to_float(kept[i].elements[e]) * factor[e];
       const int64_t offset = first + (int64_t)pixel * a.c;
       Config::Steps::apply(v, p, a.scalars, channel, offset, fetched[i]);
       store(v, (Element*)p[kY] + offset);

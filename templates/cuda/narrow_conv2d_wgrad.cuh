@@ -197,8 +197,8 @@ struct NarrowWgrad {
     found.words[0] = make_uint4(0, 0, 0, 0);
     const int pixel = (strip.q + slot) * kStride - kPad - kShift;
     if (row < 0 || row >= params.h) return found;
-    const Element* const from =
-        (const Element*)params.p.p[kXOperand] + ((int64_t)(strip.image * params.h + row) * params.w + pixel) * kChannels;
+    const Element* const from = (const Element*)params.p.p[kXOperand] +
+                                ((int64_t)(strip.image * params.h + row) * params.w + pixel) * kChannels;
     AT_UNROLL for (int i = 0; i < kPixels * kChannels; ++i) {
       const int met = pixel + i / kChannels;
       if (met >= 0 && met < params.w) found.elements[i] = from[i];
@@ -218,8 +218,8 @@ struct NarrowWgrad {
 
   AT_DEVICE static void load_dy(const Params& params, uint32_t smem, const Strip& strip, int p) {
     const uint32_t to = smem + p % kStages * kDyBytes;
-    const Element* const row =
-        (const Element*)params.p.p[kDyOperand] + ((int64_t)strip.image * params.out_h + p) * params.out_w * params.k + blockIdx.y * kM;
+    const Element* const row = (const Element*)params.p.p[kDyOperand] +
+                               ((int64_t)strip.image * params.out_h + p) * params.out_w * params.k + blockIdx.y * kM;
     for (int i = threadIdx.x; i < kQ * kUnits; i += kThreads) {
       const int pixel = i / kUnits, unit = i % kUnits, q = strip.q + pixel;
       const bool inside = q < params.out_w && (int)blockIdx.y * kM + unit * 8 < params.k;
@@ -233,12 +233,14 @@ struct NarrowWgrad {
     const int a_pixel = lane % 8 + lane / 16 * 8, a_unit = lane / 8 % 2;
     const int b_slot = lane % 16 + lane / 16 * kStep;
     uint32_t rows[kTogether];
-    AT_UNROLL for (int i = 0; i < kTogether; ++i) rows[i] = slots + place(row + first + i, 0);
+    AT_UNROLL for (int i = 0; i < kTogether; ++i)
+      rows[i] = slots + place(row + first + i, 0);
     AT_UNROLL for (int round = 0; round < (kQ / 16 + kParts - 1) / kParts; ++round) {
       const int pixel = (round * kParts + warp % kParts) * 16;
       if (kQ / 16 % kParts && pixel >= kQ) break;
       uint32_t a[kBlocks][4];
-      AT_UNROLL for (int i = 0; i < kBlocks; ++i) load_matrices_transposed(a[i], dy + dy_offset(pixel + a_pixel, 2 * i + a_unit));
+      AT_UNROLL for (int i = 0; i < kBlocks; ++i)
+        load_matrices_transposed(a[i], dy + dy_offset(pixel + a_pixel, 2 * i + a_unit));
       AT_UNROLL for (int i = 0; i < kTogether; ++i) {
         if (kFilter % kTogether && first + i >= kFilter) break;
         uint32_t b[kGroups / 2 * 2 + 2][2];
@@ -249,8 +251,8 @@ struct NarrowWgrad {
         }
         if constexpr (kGroups % 2)
           load_matrices_transposed(b[kGroups - 1], rows[i] + (pixel + lane % 16 + (kGroups - 1) * kStep) * kSlotBytes);
-        AT_UNROLL for (int j = 0; j < kGroups; ++j)
-          AT_UNROLL for (int m = 0; m < kBlocks; ++m)
+        AT_UNROLL for (int j = 0; j < kGroups; ++j) AT_UNROLL
+          for (int m = 0; m < kBlocks; ++m)
             mma<Element>(reinterpret_cast<float (&)[4]>(accum[i * kBlocks + m][j * 4]), a[m], b[j][0], b[j][1]);
       }
     }
@@ -262,7 +264,8 @@ struct NarrowWgrad {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int a_pixel = lane % 8 + lane / 16 * 8, a_unit = warp % 4 * 2 + lane / 8 % 2;
     uint32_t rows[kFilter];
-    AT_UNROLL for (int i = 0; i < kFilter; ++i) rows[i] = (slots + place(row + i, 0) & 0x3ffff) >> 4 | kLo;
+    AT_UNROLL for (int i = 0; i < kFilter; ++i)
+      rows[i] = (slots + place(row + i, 0) & 0x3ffff) >> 4 | kLo;
     uint32_t a[2][4];
     ptx::warpgroup_fence_operand(accum);
     AT_UNROLL for (int round = 0; round < (kQ / 16 + kParts - 1) / kParts; ++round) {
@@ -287,15 +290,15 @@ struct NarrowWgrad {
     const int channel = lane / 4 + (kWgmma ? warp % 4 * 16 : 0);
     AT_UNROLL for (int part = 0; part < kParts; ++part) {
       if ((kWgmma ? warp / 4 : warp % kParts) == part) {
-        AT_UNROLL for (int i = 0; i < kTogether; ++i)
-          AT_UNROLL for (int j = 0; j < kGroups; ++j)
-            AT_UNROLL for (int e = 0; e < 2; ++e) {
+        AT_UNROLL for (int i = 0; i < kTogether; ++i) AT_UNROLL
+          for (int j = 0; j < kGroups; ++j) AT_UNROLL
+            for (int e = 0; e < 2; ++e) {
               const int element = lane % 4 * 2 + e;  // of the slot
               const int tap = j * kPixels + element / kChannels - kShift;
               if (first + i >= kFilter || element >= kPixels * kChannels || tap < 0 || tap >= kFilter) continue;
               float* const at = to + ((first + i) * kFilter + tap) * kChannels + element % kChannels;
-              AT_UNROLL for (int m = 0; m < kBlocks; ++m)
-                AT_UNROLL for (int half = 0; half < 2; ++half) {
+              AT_UNROLL for (int m = 0; m < kBlocks; ++m) AT_UNROLL
+                for (int half = 0; half < 2; ++half) {
                   float& sum = at[(m * 16 + half * 8 + channel) * kElements];
                   const float own = accum[i * kBlocks + m][j * 4 + half * 2 + e];
                   sum = part ? sum + own : own;

@@ -63,7 +63,8 @@ struct PixelColumns {
   AT_DEVICE void visit_chunk(int chunk, const Body& body) const {
     int pixel = chunk * kChunk + lane;
     if ((chunk + 1) * kChunk <= pixels) return body(Count<Items>(), pixel);
-    AT_NO_UNROLL for (; pixel < pixels; pixel += kLanes) body(Count<1>(), pixel);
+    AT_NO_UNROLL for (; pixel < pixels; pixel += kLanes)
+      body(Count<1>(), pixel);
   }
 
   // The reason why blocks cannot share the pixels, or null.

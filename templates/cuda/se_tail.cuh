@@ -158,20 +158,22 @@ struct SeTail {
     float sum[kVector] = {};
     AT_UNROLL for (int i = 0; i < kKeep; ++i)
       if (part.active && part.lane + i * part.lanes < part.pixels) {
-        AT_UNROLL for (int e = 0; e < kVector; ++e) sum[e] += to_float(kept.x[i].elements[e]);
+        AT_UNROLL for (int e = 0; e < kVector; ++e)
+          sum[e] += to_float(kept.x[i].elements[e]);
       }
     for (int pixel = part.lane + kKeep * part.lanes; part.active && pixel < part.pixels; pixel += part.lanes) {
       float v[kVector];
       load(v, x + pixel * a.c + part.channel);
-      AT_UNROLL for (int e = 0; e < kVector; ++e) sum[e] += v[e];
+      AT_UNROLL for (int e = 0; e < kVector; ++e)
+        sum[e] += v[e];
     }
 
     // mean: partial sums in rows of shared memory; then each thread adds up one column.
     if (at.rows == part.lanes) {
       if (part.active) store(sum, sums + part.lane * a.c + part.channel);
     } else {
-      for (int distance = 16; distance >= part.groups; distance /= 2)
-        AT_UNROLL for (int e = 0; e < kVector; ++e) sum[e] += __shfl_xor_sync(0xffffffffu, sum[e], distance);
+      for (int distance = 16; distance >= part.groups; distance /= 2) AT_UNROLL
+        for (int e = 0; e < kVector; ++e) sum[e] += __shfl_xor_sync(0xffffffffu, sum[e], distance);
       if ((int)threadIdx.x % 32 < part.groups) store(sum, sums + threadIdx.x / 32 * a.c + part.channel);
     }
     if constexpr (kEarly) wait_for_copies();
@@ -234,7 +236,8 @@ struct SeTail {
 
   template <int N>
   AT_DEVICE static float add_products(float total, const Pack<Element, N>& w, const float* v) {
-    AT_UNROLL for (int e = 0; e < N; ++e) total += to_float(w.elements[e]) * v[e];
+    AT_UNROLL for (int e = 0; e < N; ++e)
+      total += to_float(w.elements[e]) * v[e];
     return total;
   }
 
@@ -304,7 +307,8 @@ struct SeTail {
     float gate[kVector];
     load(gate, gates + part.channel);
     const auto put = [&](float (&v)[kVector], int pixel, const typename Config::Steps::Fetched& fetched) {
-      AT_UNROLL for (int e = 0; e < kVector; ++e) v[e] *= gate[e];
+      AT_UNROLL for (int e = 0; e < kVector; ++e)
+        v[e] *= gate[e];
       const int64_t offset = first + (int64_t)pixel * a.c + part.channel;
       Config::Steps::apply(v, p, a.scalars, part.channel, offset, fetched);
       store(v, (Element*)p[kY] + offset);
@@ -313,7 +317,8 @@ struct SeTail {
       const int pixel = part.lane + i * part.lanes;
       if (pixel < part.pixels) {
         float v[kVector];
-        AT_UNROLL for (int e = 0; e < kVector; ++e) v[e] = to_float(kept.x[i].elements[e]);
+        AT_UNROLL for (int e = 0; e < kVector; ++e)
+          v[e] = to_float(kept.x[i].elements[e]);
         put(v, pixel, kept.fetched[kEarly ? i : 0]);
       }
     }

@@ -135,11 +135,12 @@ struct StemKernel {
     template <int kCount>
     AT_DEVICE void rows(Accum (&accum)[kCount], const uint32_t* words) const {
       uint32_t a[kCount][kSteps][4];
-      AT_UNROLL for (int row = 0; row < kCount; ++row) load_pixels(a[row], words + kStride * row * kPitch);
+      AT_UNROLL for (int row = 0; row < kCount; ++row)
+        load_pixels(a[row], words + kStride * row * kPitch);
       if constexpr (kWgmma) {
         ptx::warpgroup_arrive();
-        AT_UNROLL for (int row = 0; row < kCount; ++row)
-          AT_UNROLL for (int step = 0; step < kSteps; ++step) {
+        AT_UNROLL for (int row = 0; row < kCount; ++row) AT_UNROLL
+          for (int step = 0; step < kSteps; ++step) {
             const uint64_t b =
                 ptx::SmemDescriptor{ptx::descriptor_lo(shared + step * kN * 32), ptx::descriptor_hi<32>(256)};
             Config::wgmma(accum[row], a[row][step], b, step > 0);
@@ -148,11 +149,11 @@ struct StemKernel {
         ptx::warpgroup_wait<0>();
         ptx::warpgroup_fence_operand(accum);
       } else {
-        AT_UNROLL for (int row = 0; row < kCount; ++row)
-          AT_UNROLL for (int i = 0; i < kN / 2; ++i) accum[row][i] = 0.f;
-        AT_UNROLL for (int step = 0; step < kSteps; ++step)
-          AT_UNROLL for (int row = 0; row < kCount; ++row)
-            AT_UNROLL for (int n8 = 0; n8 < kN / 8; ++n8) {
+        AT_UNROLL for (int row = 0; row < kCount; ++row) AT_UNROLL
+          for (int i = 0; i < kN / 2; ++i) accum[row][i] = 0.f;
+        AT_UNROLL for (int step = 0; step < kSteps; ++step) AT_UNROLL
+          for (int row = 0; row < kCount; ++row) AT_UNROLL
+            for (int n8 = 0; n8 < kN / 8; ++n8) {
               const uint32_t* b = held + step * kN / 4 + 2 * n8;
               mma<Element>(reinterpret_cast<float (&)[4]>(accum[row][4 * n8]), a[row][step], b[0], b[1]);
             }
@@ -162,10 +163,12 @@ struct StemKernel {
 
   // best = max(best, sums): the maximum over the rows of a pool window so far.
   AT_DEVICE static void take(Accum& best, const Accum& accum) {
-    AT_UNROLL for (int i = 0; i < kN / 2; ++i) best[i] = larger(best[i], accum[i]);
+    AT_UNROLL for (int i = 0; i < kN / 2; ++i)
+      best[i] = larger(best[i], accum[i]);
   }
   AT_DEVICE static void clear(Accum& best) {
-    AT_UNROLL for (int i = 0; i < kN / 2; ++i) best[i] = lowest();
+    AT_UNROLL for (int i = 0; i < kN / 2; ++i)
+      best[i] = lowest();
   }
 
   struct Column {
@@ -204,8 +207,8 @@ struct StemKernel {
                                      const Accum& best, int conv_q) {
     const bool first = column.conv >= 0 && column.conv < conv_q, second = column.conv + 1 < conv_q;
     Accum pooled;
-    AT_UNROLL for (int i = 0; i < kN / 2; i += 4)
-      AT_UNROLL for (int e = 0; e < 2; ++e) {
+    AT_UNROLL for (int i = 0; i < kN / 2; i += 4) AT_UNROLL
+      for (int e = 0; e < 2; ++e) {
         const float left = first ? best[i + e] : lowest(), middle = second ? best[i + 2 + e] : lowest();
         pooled[i + e] = larger(larger(left, middle), __shfl_down_sync(0xffffffffu, left, 4));
       }
@@ -280,7 +283,8 @@ struct StemKernel {
               if (conv_row + 1 + y + of_pool < conv_p) take(best, accum[i]);
               if (of_pool == 1) {
                 store_pooled(params, at, column, row + y / 2, best, conv_q);
-                AT_UNROLL for (int j = 0; j < kN / 2; ++j) best[j] = accum[i][j];
+                AT_UNROLL for (int j = 0; j < kN / 2; ++j)
+                  best[j] = accum[i][j];
               }
             } else {
               store(params, at, column, row + y + i, accum[i], 0);

@@ -45,7 +45,7 @@ AT_DEVICE void stage_rows(void* const* p, const float* scalars, const void* map,
   constexpr int kVectors = Stage::kChannels / 16;  // of the thread in a piece
   typename Steps::Fetched fetched[2][kVectors];
   const auto fetch = [&](int piece) {
-  AT_UNROLL for (int j = 0; j < kVectors; ++j) {
+    AT_UNROLL for (int j = 0; j < kVectors; ++j) {
       const VectorPlace place(rows, fragment_coord<1>(piece * kVectors + j), first, channels);
       if (place.in_bounds) Steps::fetch(fetched[piece % 2][j], p, place.offset);
     }

@@ -39,7 +39,7 @@ AT_DEVICE void add_staged_products(const Stages& stages, uint32_t own, uint32_t 
     stages.pipeline.consumer_wait(state);
     const uint32_t stage = state.index * stages.units;
     ptx::warpgroup_arrive();
-  AT_UNROLL for (int k = 0; k < 4; ++k) {
+    AT_UNROLL for (int k = 0; k < 4; ++k) {
       const uint32_t at = stage + k * kDepthUnits;
       AT_UNROLL for (int m = 0; m < kBlocks; ++m)
         Config::wgmma(accum[m], ptx::SmemDescriptor{own + at + m * kBlockUnits, hi},

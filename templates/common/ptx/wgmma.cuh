@@ -18,21 +18,21 @@ AT_DEVICE void warpgroup_wait() {
 // Keeps the compiler from moving accesses of the accumulators (of kBlocks products of 64 rows) across this point.
 template <int kBlocks, int N>
 AT_DEVICE void warpgroup_fence_operand(float (&accumulators)[kBlocks][N]) {
-  AT_UNROLL for (int block = 0; block < kBlocks; ++block)
-    AT_UNROLL for (int i = 0; i < N; ++i) asm volatile("" : "+f"(accumulators[block][i])::"memory");
+  AT_UNROLL for (int block = 0; block < kBlocks; ++block) AT_UNROLL
+    for (int i = 0; i < N; ++i) asm volatile("" : "+f"(accumulators[block][i])::"memory");
 }
 
 template <int kBlocks, int N>
 AT_DEVICE void warpgroup_fence_operand(int (&accumulators)[kBlocks][N]) {
-  AT_UNROLL for (int block = 0; block < kBlocks; ++block)
-    AT_UNROLL for (int i = 0; i < N; ++i) asm volatile("" : "+r"(accumulators[block][i])::"memory");
+  AT_UNROLL for (int block = 0; block < kBlocks; ++block) AT_UNROLL
+    for (int i = 0; i < N; ++i) asm volatile("" : "+r"(accumulators[block][i])::"memory");
 }
 
 // Copies accumulators in program order. The compiler would move plain assignments up among unfinished products.
 template <int kBlocks, int N>
 AT_DEVICE void copy_accumulators(const float (&from)[kBlocks][N], float (&to)[kBlocks][N]) {
-  AT_UNROLL for (int block = 0; block < kBlocks; ++block)
-    AT_UNROLL for (int i = 0; i < N; ++i) asm volatile("mov.f32 %0, %1;" : "=f"(to[block][i]) : "f"(from[block][i]) : "memory");
+  AT_UNROLL for (int block = 0; block < kBlocks; ++block) AT_UNROLL
+    for (int i = 0; i < N; ++i) asm volatile("mov.f32 %0, %1;" : "=f"(to[block][i]) : "f"(from[block][i]) : "memory");
 }
 
 // The matrix descriptor of a K-major operand in shared memory (PTX ISA, "Shared Memory Matrix Layout").

@@ -109,7 +109,8 @@ struct ColumnTotals : Conv2dStage<Config> {
         counts[i / 2][i % 2] = at[i / 2][i % 2] >= first;
         in_warp += counts[i / 2][i % 2];
       }
-      AT_UNROLL for (int distance = 4; distance < 32; distance *= 2) in_warp += __shfl_xor_sync(0xffffffffu, in_warp, distance);
+      AT_UNROLL for (int distance = 4; distance < 32; distance *= 2)
+        in_warp += __shfl_xor_sync(0xffffffffu, in_warp, distance);
     }
   };
 

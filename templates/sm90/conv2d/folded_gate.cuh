@@ -66,8 +66,8 @@ struct FoldedGate {
 
   // Applies the steps before the gate to the accumulators, then scales them by the gates.
   AT_DEVICE void scale(const Tile& tile, Accum& accum) const {
-    AT_UNROLL for (int columns = 0; columns < P::kN / 32; ++columns)
-      AT_UNROLL for (int m = 0; m < P::kBlocks; ++m) {
+    AT_UNROLL for (int columns = 0; columns < P::kN / 32; ++columns) AT_UNROLL
+      for (int m = 0; m < P::kBlocks; ++m) {
         const int channel = tile.n * P::kN + 32 * columns + fragment_channel(threadIdx.x);
         float v[2][P::kVector];
         apply_before<Config>(params, m, columns, channel, accum, v);

@@ -69,7 +69,8 @@ struct ExcitationGate {
                            if (in_bounds) Config::Steps::fetch(fetched[group % kEarly][j], params.p.p, offset);
                          });
     };
-    AT_UNROLL for (int group = 0; group < kEarly; ++group) fetch(group);
+    AT_UNROLL for (int group = 0; group < kEarly; ++group)
+      fetch(group);
     const Excitation gate = excite(tile, accum);
     const float* gates = reinterpret_cast<const float*>(gate_memory(smem) + gate.mean());
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, first_row = 64 * schedule.first_block + 16 * warp;
@@ -80,7 +81,8 @@ struct ExcitationGate {
             float v[P::kVector], factor[P::kVector];
             load_fragment(v, accum, at);
             load(factor, gates + image * P::kSliceN + 32 * (at.columns % P::kSliceColumns) + fragment_channel(lane));
-            AT_UNROLL for (int e = 0; e < P::kVector; ++e) v[e] *= factor[e];
+            AT_UNROLL for (int e = 0; e < P::kVector; ++e)
+              v[e] *= factor[e];
             if (!Config::kStores || in_bounds)
               Config::Steps::apply(v, params.p.p, params.scalars, channel, offset, fetched[group % kEarly][j]);
             if (in_bounds) store(v, static_cast<Element*>(params.p.p[P::kY]) + offset);

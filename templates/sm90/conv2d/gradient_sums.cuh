@@ -47,7 +47,7 @@ struct GradientSumsStore : ColumnTotals<Config, PlainSums, GradientSumsStore<Con
     Lines lines[2];
     const auto fetch = [&](int column) {
       const int channel = first_channel + 32 * column;
-    AT_UNROLL for (int i = 0; i < 2 * P::kBlocks; ++i) {
+      AT_UNROLL for (int i = 0; i < 2 * P::kBlocks; ++i) {
         const int pixel = pixels.at[i / 2][i % 2];
         if (pixel < 0 || channel >= params.k) continue;
         const int64_t offset = (int64_t)pixel * params.k + channel;

@@ -78,7 +78,7 @@ struct Conv2dLoads {
         state.advance(params.activation_stages);
       };
       const auto each_k_block = [&](const auto& load) {
-    AT_NO_UNROLL for (int k_block = begin; k_block < end; ++k_block) {
+        AT_NO_UNROLL for (int k_block = begin; k_block < end; ++k_block) {
           next_k_block([&](uint32_t to, uint32_t full) { load(to, full, from.c + at.chunk * P::kK); });
           at.advance(params);
         }

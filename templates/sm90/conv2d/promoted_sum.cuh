@@ -18,8 +18,8 @@ namespace ptx {
 
 template <int kBlocks, int N>
 AT_DEVICE void warpgroup_fence_operand(PromotedSum (&accumulators)[kBlocks][N]) {
-  AT_UNROLL for (int block = 0; block < kBlocks; ++block)
-    AT_UNROLL for (int i = 0; i < N; ++i) asm volatile("" : "+f"(accumulators[block][i].part)::"memory");
+  AT_UNROLL for (int block = 0; block < kBlocks; ++block) AT_UNROLL
+    for (int i = 0; i < N; ++i) asm volatile("" : "+f"(accumulators[block][i].part)::"memory");
 }
 
 }  // namespace ptx
@@ -32,8 +32,8 @@ AT_DEVICE void promote(PromotedSum (&accum)[kBlocks][N], bool first) {
   ptx::warpgroup_commit_batch();
   ptx::warpgroup_wait<0>();
   ptx::warpgroup_fence_operand(accum);
-  AT_UNROLL for (int block = 0; block < kBlocks; ++block)
-    AT_UNROLL for (int i = 0; i < N; ++i) {
+  AT_UNROLL for (int block = 0; block < kBlocks; ++block) AT_UNROLL
+    for (int i = 0; i < N; ++i) {
       PromotedSum& sum = accum[block][i];
       sum.whole = first ? 0.f : sum.whole + sum.part;
     }

@@ -72,8 +72,8 @@ struct SplitTile {
         give(owner, of_vector(i, j), packed_sums(d[0], d[1], d[4], d[5]));
       }
     }
-    AT_UNROLL for (int i = 0; i < kWanted; ++i)
-      AT_UNROLL for (int slice = 0; slice < P::kSlices; ++slice)
+    AT_UNROLL for (int i = 0; i < kWanted; ++i) AT_UNROLL
+      for (int slice = 0; slice < P::kSlices; ++slice)
         if (slice != cta.slice)
           give(slice, of_hidden(i), packed_sums(hidden(i)[0], hidden(i)[1], hidden(i)[2], hidden(i)[3]));
     if constexpr (!kOneByOne) {

@@ -153,7 +153,7 @@ struct Conv2dSkip : Conv2dSkipPlan<Config> {
       const uint32_t a = pixels + rings.pixels.index * (P::kPixelBytes / 16);
       const uint32_t b = filters + rings.filters.index * (P::kFilterBytes / 16);
       ptx::warpgroup_arrive();
-    AT_UNROLL for (int k = 0; k < P::kRowBytes / 32; ++k)
+      AT_UNROLL for (int k = 0; k < P::kRowBytes / 32; ++k)
         Config::wgmma(accum[0], ptx::SmemDescriptor{a + 2 * k, hi}, ptx::SmemDescriptor{b + 2 * k, hi}, i > 0 || k > 0);
       ptx::warpgroup_commit_batch();
       ptx::warpgroup_wait<1>();
@@ -224,7 +224,8 @@ struct Conv2dSkip : Conv2dSkipPlan<Config> {
         float v[8], other[8];
         load_fragment(v, accum, 0, half, columns);
         load_fragment(other, skip, 0, half, columns);
-        AT_UNROLL for (int e = 0; e < 8; ++e) v[e] = fmaf(other[e], skip_scale[e], v[e] * scale[e]);
+        AT_UNROLL for (int e = 0; e < 8; ++e)
+          v[e] = fmaf(other[e], skip_scale[e], v[e] * scale[e]);
         store_fragment(v, to, 0, half, columns);
       }
     }

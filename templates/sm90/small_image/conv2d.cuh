@@ -107,7 +107,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     AT_NO_UNROLL for (int chunk = 0; chunk < params.chunks; ++chunk) {
       const uint32_t full = smem.full + ptx::kMbarrierBytes * chunk, to = smem.images + chunk * P::kChunkBytes;
       ptx::mbarrier_arrive_expect_tx(full, P::kPlanes * params.plane_bytes);
-    AT_UNROLL for (int plane = 0; plane < P::kPlanes; ++plane)
+      AT_UNROLL for (int plane = 0; plane < P::kPlanes; ++plane)
         ptx::tma_load_4d(to + plane * P::kPlaneBytes, params.image_map, full, chunk * P::kK, plane % P::kStride,
                          plane / P::kStride, image);
     }
@@ -193,7 +193,8 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     const uint32_t row = pixel.row + shift_of(r) * params.out_w + shift_of(s);
     const uint32_t from = pixel.taps >> step.tap & 1 ? plane + row * P::kRowBytes : smem.zeros;
     const uint32_t first = (pixel.half ^ row % 8) * 16;  // TMA's swizzle
-    AT_UNROLL for (int i = 0; i < kProducts; ++i) load_matrices(to[i], from + (first ^ 32 * i));
+    AT_UNROLL for (int i = 0; i < kProducts; ++i)
+      load_matrices(to[i], from + (first ^ 32 * i));
   }
 
   // A warpgroup's position in its ring of weights.
@@ -313,7 +314,8 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     const int other = P::kGroups - 1 - group;
     AT_UNROLL for (int i = 0; i < P::kFours; ++i) {
       float v[4];
-      AT_UNROLL for (int e = 0; e < 4; ++e) v[e] = bits_of(sum_of(accum, other, 4 * i + e));
+      AT_UNROLL for (int e = 0; e < 4; ++e)
+        v[e] = bits_of(sum_of(accum, other, 4 * i + e));
       ptx::st_shared(sums_of(smem, other, i), make_float4(v[0], v[1], v[2], v[3]));
     }
   }
@@ -322,7 +324,8 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     AT_UNROLL for (int i = 0; i < P::kFours; ++i) {
       const float4 other = ptx::ld_shared_float4(sums_of(smem, group, i));
       const float v[4] = {other.x, other.y, other.z, other.w};
-      AT_UNROLL for (int e = 0; e < 4; ++e) own[0][4 * i + e] = added(sum_of(accum, group, 4 * i + e), v[e]);
+      AT_UNROLL for (int e = 0; e < 4; ++e)
+        own[0][4 * i + e] = added(sum_of(accum, group, 4 * i + e), v[e]);
     }
   }
 
@@ -364,7 +367,8 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
       load_fragment(v, own, at);
       if constexpr (P::kProjects) {
         load_fragment(more, projected, at);
-        AT_UNROLL for (int e = 0; e < P::kVector; ++e) v[e] += more[e];
+        AT_UNROLL for (int e = 0; e < P::kVector; ++e)
+          v[e] += more[e];
       }
       if (!Config::kStores || in_bounds)
         Config::Steps::apply(v, params.p.p, params.scalars, channel, offset, fetched[i]);

@@ -143,7 +143,8 @@ struct StridedDgradPlan {
       const int m = params.tiles_n.divmod(blockIdx.x / kPeers, channel) * kPeers + peer;
       channel *= kN;
       index = 0;
-      AT_UNROLL for (int i = 0; i + 1 < kMaxPhases; ++i) index += m >= params.phases[i].tiles;
+      AT_UNROLL for (int i = 0; i + 1 < kMaxPhases; ++i)
+        index += m >= params.phases[i].tiles;
       const Phase& phase = params.phases[index];
       // The last tile ends with the last pixel, as TMA takes longer for rows beyond it. It computes some pixels again,
       // to the same bits, and so does a tile that only fills its cluster.

@@ -64,7 +64,7 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
       for (int p = part.begin; p < part.end; ++p, state.advance(params.dy_stages)) {
         const uint32_t full = pipeline.producer_acquire(state), to = smem.dy + state.index * bytes;
         ptx::mbarrier_arrive_expect_tx(full, bytes);
-    AT_UNROLL for (int i = 0; i < P::kMChunks; ++i)
+        AT_UNROLL for (int i = 0; i < P::kMChunks; ++i)
           ptx::tma_load_4d(to + i * params.columns * P::kPixelBytes, params.dy_map, full, tile.k + i * P::kChunk,
                            part.n, part.q, p);
       }
@@ -117,7 +117,8 @@ struct HopperWgrad : WgradSums<WgradPlan<Config>> {
     int shift, begin[P::kProducts], end[P::kProducts];
     AT_DEVICE bool any() const {
       bool found = false;
-      AT_UNROLL for (int i = 0; i < P::kProducts; ++i) found |= begin[i] < end[i];
+      AT_UNROLL for (int i = 0; i < P::kProducts; ++i)
+        found |= begin[i] < end[i];
       return found;
     }
   };

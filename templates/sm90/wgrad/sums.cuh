@@ -60,7 +60,8 @@ struct WgradSums : P {
       // Each block begins with its own sums, so that not all read from the same block.
       AT_UNROLL for (int j = 0; j < P::kSlices; ++j) {
         const int block = tile.rank((tile.slice + j) % P::kSlices);
-        AT_UNROLL for (int i = 0; i < kAhead; ++i) add(v[i], block_sums(smem, first + row_of(row, i), column, block));
+        AT_UNROLL for (int i = 0; i < kAhead; ++i)
+          add(v[i], block_sums(smem, first + row_of(row, i), column, block));
       }
       AT_UNROLL for (int i = 0; i < kAhead; ++i) {
         if (row + i * kRows >= P::kShareRows) break;
@@ -74,8 +75,8 @@ struct WgradSums : P {
       AT_NO_UNROLL for (int row = begin; row < P::kShareRows; row += kAhead * kRows) {
         Rows v = {};
 #pragma unroll 2
-        for (int split = 0; split < params.splits; ++split)
-          AT_UNROLL for (int i = 0; i < kAhead; ++i) add(v[i], sums[split * next + row_of(row, i) * P::kRowVectors]);
+        for (int split = 0; split < params.splits; ++split) AT_UNROLL
+          for (int i = 0; i < kAhead; ++i) add(v[i], sums[split * next + row_of(row, i) * P::kRowVectors]);
         AT_UNROLL for (int i = 0; i < kAhead; ++i)
           if (row + i * kRows < P::kShareRows) store_vector(params, place, first + row + i * kRows, v[i]);
       }

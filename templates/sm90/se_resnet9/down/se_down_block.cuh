@@ -81,9 +81,9 @@ struct HopperSeDownBlock : DownPlan<Config> {
     const int first = cta.part * (P::kP / P::kParts);  // its first line
     PipelineState ring{0, 1};
     griddepcontrol_wait();
-    AT_NO_UNROLL for (int chunk = 0; chunk < params.chunks; ++chunk)
-      AT_NO_UNROLL for (int r = 0; r < 3; ++r)
-        AT_NO_UNROLL for (int s = 0; s < 3; ++s, ring.advance(params.activation_stages)) {
+    AT_NO_UNROLL for (int chunk = 0; chunk < params.chunks; ++chunk) AT_NO_UNROLL
+      for (int r = 0; r < 3; ++r) AT_NO_UNROLL
+        for (int s = 0; s < 3; ++s, ring.advance(params.activation_stages)) {
           const uint32_t full = P::activation_pipeline(smem).producer_acquire(ring);
           ptx::mbarrier_arrive_expect_tx(full, P::kTileBytes);
           ptx::tma_load_4d<(P::kParts > 1)>(smem.k_blocks + ring.index * P::kTileBytes + first * P::kLineBytes,
@@ -106,12 +106,16 @@ struct HopperSeDownBlock : DownPlan<Config> {
       ring.advance(params.weight_stages);
     };
     const auto load_taps = [&](int map, int chunk) {
-      AT_NO_UNROLL for (int tap = 0; tap < P::kTaps; ++tap) load(map, chunk, tap);
+      AT_NO_UNROLL for (int tap = 0; tap < P::kTaps; ++tap)
+        load(map, chunk, tap);
     };
-    AT_NO_UNROLL for (int i = 0; i < params.chunks; ++i) load_taps(0, i);
+    AT_NO_UNROLL for (int i = 0; i < params.chunks; ++i)
+      load_taps(0, i);
     ptx::prefetch_tensormap(params.weight_maps[2]);
-    AT_NO_UNROLL for (int i = 0; i < params.chunks; ++i) load(1, i, 0);
-    AT_NO_UNROLL for (int i = 0; i < P::kInner; ++i) load_taps(2, inner_chunk(cta, i));
+    AT_NO_UNROLL for (int i = 0; i < params.chunks; ++i)
+      load(1, i, 0);
+    AT_NO_UNROLL for (int i = 0; i < P::kInner; ++i)
+      load_taps(2, inner_chunk(cta, i));
   }
 
   // The second convolution starts with the block's own channels, which need no exchange.
@@ -195,14 +199,16 @@ struct HopperSeDownBlock : DownPlan<Config> {
         AT_UNROLL for (int i = 0; i < kVectors; ++i) {
           Pack<Element, P::kVector> read;
           read.words[0] = ptx::ld_shared(tile + (thread + i * P::kWide) * 16);
-          AT_UNROLL for (int e = 0; e < P::kVector; ++e) pooled[i][e] += to_float(read.elements[e]);
+          AT_UNROLL for (int e = 0; e < P::kVector; ++e)
+            pooled[i][e] += to_float(read.elements[e]);
         }
         __syncwarp();
         release_activations(params, smem, cta, k_block, ring.index, thread % 32);
         ring.advance(params.activation_stages);
       }
       AT_UNROLL for (int i = 0; i < kVectors; ++i) {
-        AT_UNROLL for (int e = 0; e < P::kVector; ++e) pooled[i][e] *= 1.f / P::kTaps;
+        AT_UNROLL for (int e = 0; e < P::kVector; ++e)
+          pooled[i][e] *= 1.f / P::kTaps;
         ptx::st_shared(P::own_copy(smem, cta, chunk) + (thread + i * P::kWide) * 16,
                        rounded<Element>(pooled[i]).words[0]);
       }
@@ -274,10 +280,12 @@ struct HopperSeDownBlock : DownPlan<Config> {
       float v[P::kVector], other[P::kVector];
       load_fragment(v, accum, at);
       load(other, gates + coord.image[at.half] * P::kN + own);
-      AT_UNROLL for (int e = 0; e < P::kVector; ++e) v[e] *= other[e];
+      AT_UNROLL for (int e = 0; e < P::kVector; ++e)
+        v[e] *= other[e];
       Config::Steps::gated(v, params.p.p, params.scalars, channel);
       load_fragment(other, projected, at);
-      AT_UNROLL for (int e = 0; e < P::kVector; ++e) v[e] += other[e];
+      AT_UNROLL for (int e = 0; e < P::kVector; ++e)
+        v[e] += other[e];
       Config::Steps::apply(v, params.p.p, params.scalars, channel, offset);
       store(v, (Element*)params.p.p[P::kY] + offset);
     }

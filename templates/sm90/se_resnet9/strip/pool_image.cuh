@@ -13,18 +13,21 @@ AT_DEVICE void pool_image(Element* to, int thread, int threads, const Read& read
     const int vector = i % kVectors, column = i / kVectors % kPooledW, first = i / kVectors / kPooledW * kHigh;
     const auto add = [&](float (&sum)[8], int line) {
       Pack<Element, 8> row[3];
-  AT_UNROLL for (int s = 0; s < 3; ++s) read(line, 2 * column - 1 + s, vector, row[s]);
       AT_UNROLL for (int s = 0; s < 3; ++s)
-        AT_UNROLL for (int e = 0; e < 8; ++e) sum[e] += to_float(row[s].elements[e]);
+        read(line, 2 * column - 1 + s, vector, row[s]);
+      AT_UNROLL for (int s = 0; s < 3; ++s) AT_UNROLL
+        for (int e = 0; e < 8; ++e) sum[e] += to_float(row[s].elements[e]);
     };
     float above[8] = {};
     add(above, 2 * first - 1);
     AT_NO_UNROLL for (int line = first; line < min(first + kHigh, kPooledH); ++line) {
       float sum[8], below[8] = {};
       add(below, 2 * line + 1);
-      AT_UNROLL for (int e = 0; e < 8; ++e) sum[e] = above[e] + below[e], above[e] = below[e];
+      AT_UNROLL for (int e = 0; e < 8; ++e)
+        sum[e] = above[e] + below[e], above[e] = below[e];
       add(sum, 2 * line);
-      AT_UNROLL for (int e = 0; e < 8; ++e) sum[e] *= 1.f / 9;
+      AT_UNROLL for (int e = 0; e < 8; ++e)
+        sum[e] *= 1.f / 9;
       store(sum, to + ((line * kPooledW + column) * kVectors + vector) * 8);
     }
   }

@@ -150,10 +150,11 @@ struct HopperStripBlock : StripPlan<Config> {
       if constexpr (kLast) {
         Pack<Element, P::kSide * P::kImage> pixels;
         pixels.read(from);
-        AT_UNROLL for (int c = 0; c < P::kImage; ++c)
-          AT_UNROLL for (int e = 0; e < P::kSide; ++e) lines[i][c].elements[e] = pixels.elements[e * P::kImage + c];
+        AT_UNROLL for (int c = 0; c < P::kImage; ++c) AT_UNROLL
+          for (int e = 0; e < P::kSide; ++e) lines[i][c].elements[e] = pixels.elements[e * P::kImage + c];
       } else {
-        AT_UNROLL for (int c = 0; c < P::kImage; ++c) lines[i][c].read(from + c * (kRows * P::kSide * P::kW));
+        AT_UNROLL for (int c = 0; c < P::kImage; ++c)
+          lines[i][c].read(from + c * (kRows * P::kSide * P::kW));
       }
     }
   }
@@ -165,7 +166,8 @@ struct HopperStripBlock : StripPlan<Config> {
                 line = row % P::kSide;
       const uint32_t to = smem.lines + coord.strip * P::kLineBytes + (row / P::kSide * 8 + pixel) * 32 +
                           (line / 2 ^ pixel / 4) * 16 + line % 2 * 8;
-      AT_UNROLL for (int c = 0; c < P::kImage; ++c) ptx::st_shared(to + c * P::kStrips * P::kLineBytes, lines[i][c].words[0]);
+      AT_UNROLL for (int c = 0; c < P::kImage; ++c)
+        ptx::st_shared(to + c * P::kStrips * P::kLineBytes, lines[i][c].words[0]);
     }
     ptx::fence_view_async_shared();
     ptx::named_barrier_sync<P::kStripThreads>(P::kStrip + coord.strip);
@@ -258,11 +260,13 @@ struct HopperStripBlock : StripPlan<Config> {
           smem, coord, accum, [] {},
           [&](float (&v)[2], int number, int channel) {
             const float gate = gates[number % 2];
-            AT_UNROLL for (int e = 0; e < 2; ++e) v[e] *= gate;
+            AT_UNROLL for (int e = 0; e < 2; ++e)
+              v[e] *= gate;
             Config::Steps::gated(v, params.p.p, params.scalars, channel);
             Pack<Element, 2> identity;
             identity.words[0] = kept[number];
-            AT_UNROLL for (int e = 0; e < 2; ++e) v[e] += to_float(identity.elements[e]);
+            AT_UNROLL for (int e = 0; e < 2; ++e)
+              v[e] += to_float(identity.elements[e]);
             Config::Steps::after(v, params.p.p, params.scalars, channel);
           });
       publish();
@@ -384,8 +388,8 @@ struct HopperStripBlock : StripPlan<Config> {
     const float *b1 = (const float*)__cvta_shared_to_generic(smem.b1),
                 *b2 = (const float*)__cvta_shared_to_generic(smem.b2);
     float means[2] = {};
-    AT_UNROLL for (int strip = 0; strip < P::kStrips; ++strip)
-      AT_UNROLL for (int e = 0; e < 2; ++e) means[e] += all[strip * P::kChannels + 2 * coord.lane + e];
+    AT_UNROLL for (int strip = 0; strip < P::kStrips; ++strip) AT_UNROLL
+      for (int e = 0; e < 2; ++e) means[e] += all[strip * P::kChannels + 2 * coord.lane + e];
     gates[0] = b2[coord.channel], gates[1] = b2[coord.channel + 8];
     AT_NO_UNROLL for (int o = 0; o < params.hidden; o += 4) {  // every warp computes all of it, which saves a barrier
       float sum[4];
@@ -394,15 +398,17 @@ struct HopperStripBlock : StripPlan<Config> {
         load(w, w1 + (o + i) * P::kChannels + 2 * coord.lane);
         sum[i] = (w[0] * means[0] + w[1] * means[1]) * (1.f / P::kPixels);
       }
-      AT_UNROLL for (int distance = 16; distance; distance /= 2)
-        AT_UNROLL for (int i = 0; i < 4; ++i) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], distance);
+      AT_UNROLL for (int distance = 16; distance; distance /= 2) AT_UNROLL
+        for (int i = 0; i < 4; ++i) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], distance);
       AT_UNROLL for (int half = 0; half < 2; ++half) {
         float w[4];
         load(w, w2 + (coord.channel + 8 * half) * params.hidden + o);
-        AT_UNROLL for (int i = 0; i < 4; ++i) gates[half] += w[i] * at_least_zero(sum[i] + b1[o + i]);
+        AT_UNROLL for (int i = 0; i < 4; ++i)
+          gates[half] += w[i] * at_least_zero(sum[i] + b1[o + i]);
       }
     }
-    AT_UNROLL for (int half = 0; half < 2; ++half) gates[half] = logistic(gates[half]);
+    AT_UNROLL for (int half = 0; half < 2; ++half)
+      gates[half] = logistic(gates[half]);
   }
 
   // Starts to store the image. TMA clips the columns of zeros beside it.
