@@ -50,11 +50,6 @@ def _verified(plan: PlanRow) -> str:
     return f"autotune verify found it {found.status} on {found.date[:10]} with {software}"
 
 
-def _label(plan: PlanRow) -> str:
-    label = str(plan.details.get("label", ""))
-    return "" if label == NetworkKey.parse(plan.network).model else label
-
-
 def _measured_times(layers: Iterable[Layer]) -> Times:
     """Return which problem each time was measured on.
 
@@ -98,7 +93,7 @@ def _planned(
     return NetworkTime(
         key=plan.network,
         layers=tuple(map(layer, plan.choices)),
-        label=_label(plan),
+        label=str(plan.details.get("label", "")),
         precompiled=_is_precompiled(plan.network),
         us=plan.median_us,
         spread_us=plan.spread_us,

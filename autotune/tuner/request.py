@@ -166,7 +166,8 @@ def network_request(name: str, title: str, network: Network, arch: Architecture)
     Layers of alternatives that no family serves are left out. Calls of torch's operators, such as the network as a
     whole, stay: Inductor compiles them.
     """
-    network = replace(network, label=name)
+    if name != network.identity.model:
+        network = replace(network, label=name)
     others = network.all_layers[len(network.layers) :]
     kept = [one for one in others if isinstance(one.problem, TorchCall) or serving(one.problem, arch)]
     return TuneRequest(name, title, [(one.name, one.problem) for one in (*network.layers, *kept)], network)

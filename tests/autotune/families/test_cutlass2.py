@@ -68,7 +68,7 @@ def test_accesses_are_the_widest_that_divide_the_channels():
         problem, chosen = parse(text), family(name)
         assert chosen.why_not_served(problem, sm80) is None
         configs = chosen.configs(sm80, "f16", problem.epilogue)
-        usable = [config for config in configs if chosen.launches(problem, config, sm80)]
+        usable = [config for config in configs if not chosen.why_unfit(problem, config, sm80)]
         assert usable
         for config in usable:
             assert {key: config[key] for key in wanted} == wanted
