@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -40,16 +40,17 @@ class Result:
         leaves: The values, in the order of torch's pytree.
         channels_last: For each tensor that the layers compute, whether it is channels last in memory for contiguous
             inputs.
+        is_tensor: True if forward returns the only tensor that the layers compute, and nothing around it. It is an
+            attribute, because Dynamo of torch 2.6 takes any two structures for equal.
     """
 
     structure: TreeSpec = TENSOR
     leaves: tuple[Leaf, ...] = (Leaf("result", 0),)
     channels_last: tuple[bool, ...] = (False,)
+    is_tensor: bool = field(init=False)
 
-    @property
-    def is_tensor(self) -> bool:
-        """True if forward returns the only tensor that the layers compute, and nothing around it."""
-        return self.structure == TENSOR
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_tensor", self.structure == TENSOR)
 
     def __str__(self) -> str:
         words = {"result": "a tensor", "input": "an input", "size": "a size"}
