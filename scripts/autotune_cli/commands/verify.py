@@ -223,7 +223,7 @@ def _timed(store: Database, recorded: Plan, plan: NetworkPlan, check: PlanCheck,
     said.append(f"{recorded.median_us:.1f} -> {result.median_us:.1f} us ({100 * (ratio - 1):+.1f} %)")
     if reason := why_not_comparable(result, recorded.details, plan.device):
         said.append(f"not comparable: {reason}")
-    elif ratio > MAX_DRIFT:
+    elif ratio > MAX_DRIFT[plan.device.type]:
         check = replace(check, status=DRIFTED)
         said.append("tune again")
     return Verdict(check, "; ".join(said), result.median_us)
