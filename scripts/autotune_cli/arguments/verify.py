@@ -7,7 +7,7 @@ Each plan for this kind of device runs with random weights, or with --model as
 that model, and is compared with float32, and with its recorded time. So an
 upgrade of the driver, of PyTorch or of cuDNN shows what it changes. A kernel
 that is wrong here is left out by later runs on this machine. One line a plan;
-the exit code is 1 if a plan is wrong, and 2 if plans are only slower.
+the exit code is 1 if a plan is wrong, and 3 if plans are only slower.
 docs/guide/databases.md describes the verdicts.
 """
 

@@ -40,7 +40,7 @@ from tuning_db import DatabaseError, Store, evidence, open_reader
 from tuning_db.evidence import DRIFTED, FAILED, RIGHT, WRONG
 from tuning_db.protocols import Database, Device, Plan
 
-EXIT_WRONG, EXIT_DRIFTED = 1, 2
+EXIT_WRONG, EXIT_DRIFTED = 1, 3  # 2 is that of wrong options
 _LISTED = 5
 """Plans that an error message names."""
 
@@ -341,7 +341,13 @@ def _require_unsigned(args: argparse.Namespace) -> None:
 
 
 def _exit_code(statuses: Sequence[str]) -> int:
-    """Return the exit code: 1 if a plan is wrong or fails, 2 if plans are only slower, 0 otherwise."""
+    """Return the exit code: EXIT_WRONG if a plan is wrong or fails, EXIT_DRIFTED if plans are only slower, else 0.
+
+    Raises:
+        AutotuneError: No plan was checked.
+    """
+    if {*statuses} == {NOT_CHECKED}:
+        raise AutotuneError("no plan was checked: the lines above say why")
     if {WRONG, FAILED} & set(statuses):
         return EXIT_WRONG
     return EXIT_DRIFTED if DRIFTED in statuses else 0
