@@ -104,7 +104,7 @@ class Explanation:
             table.append("nothing is tuned for such inputs: fused_resnet.tune or `autotune tune` does")
         if self.network_us is not None:
             table.append(f"the whole network, timed as one: {self.network_us:.1f} us")
-            table.append(self._compared())
+            table += textwrap.wrap(self._compared(), 80)
             table.append(self.verified)
         table += textwrap.wrap(self._kept_layers(), 80) if self.kept else []
         saved = 1 - self.arena_bytes / self.buffer_bytes if self.buffer_bytes else 0.0
