@@ -1,4 +1,4 @@
-"""What `autotune verify` found on this machine: checks of plans, and the kernels that it found wrong.
+"""Keeps what `autotune verify` found on this machine: checks of plans, and wrong kernels.
 
 It is a small SQLite file of the user. The database of the plans may be signed or shared, and a kernel that is wrong
 with the driver here need not be wrong elsewhere. Rows are only added. A file that is missing or cannot be read counts

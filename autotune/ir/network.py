@@ -103,6 +103,10 @@ class Alternative:
     layers: tuple[Layer, ...]
 
 
+_PRECOMPILED = ("compiler", "none")
+"""Property of the key of a plan for machines without a compiler."""
+
+
 @dataclass(frozen=True)
 class NetworkKey:
     """Identity of a network in the database; `str` gives its text, `parse` reads it.
@@ -149,7 +153,17 @@ class NetworkKey:
     @property
     def precompiled(self) -> NetworkKey:
         """Return the key of the network's plan for machines without a compiler."""
-        return replace(self, properties=(*self.properties, ("compiler", "none")))
+        return replace(self, properties=(*self.properties, _PRECOMPILED))
+
+    @property
+    def is_precompiled(self) -> bool:
+        """Return whether this is the key of such a plan."""
+        return _PRECOMPILED in self.properties
+
+    @property
+    def base(self) -> NetworkKey:
+        """Return the key of the network itself, which that of such a plan follows from."""
+        return replace(self, properties=tuple(pair for pair in self.properties if pair != _PRECOMPILED))
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,6 @@ from autotune.ir.network import Alternative, CallerTensor, Layer, Network, Netwo
 from autotune.ir.operators import TorchCall
 from autotune.ir.problem import parse
 
-_PRECOMPILED = ("compiler", "none")
-"""Property of the key of a plan for machines without a compiler, whose network is that of the other plan."""
-
 
 def write(network: Network) -> str:
     """Return the text of a network."""
@@ -70,7 +67,7 @@ def find(texts: Iterable[tuple[str, str]], key: str) -> Network | None:
     Raises:
         ProblemError, UnknownNameError: As of `read`, for a text that would fit.
     """
-    wanted = base_key(key)
+    wanted = NetworkKey.parse(key).base
     for stored, text in texts:
         own = NetworkKey.parse(stored)
         if replace(own, batch=None, digest="") != replace(wanted, batch=None, digest=""):
@@ -90,12 +87,6 @@ def is_known(texts: Iterable[tuple[str, str]], network: Network) -> bool:
         return find(texts, network.key) == network.without_whole
     except AutotuneError:  # a layer on torch's operators: only a model can tell what it computes
         return False
-
-
-def base_key(key: str) -> NetworkKey:
-    """Return the key of a plan's network, which has no property that says that the plan needs no compiler."""
-    parsed = NetworkKey.parse(key)
-    return replace(parsed, properties=tuple(pair for pair in parsed.properties if pair != _PRECOMPILED))
 
 
 def _layer_value(layer: Layer) -> list[Any]:

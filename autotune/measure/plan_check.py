@@ -30,6 +30,7 @@ from autotune.ir import (
     sum_error,
 )
 from autotune.ir.operators import TorchCall
+from autotune.ir.problem.base import as_nchw
 from autotune.ir.reference_run import LayerRun, Operands, inputs_of
 from autotune.libraries.aten import full_float32
 from autotune.measure.candidate_bench import accuracy_of
@@ -42,7 +43,7 @@ from autotune.runtime import BoundLayer, ExecutionContext, NetworkPlan, bind_lay
 from tuning_db.evidence import FAILED, RIGHT, WRONG
 
 NOT_CHECKED = "not checked"
-"""State of a plan of which it is not known whether it is right; the others are those of tuning_db/evidence.py."""
+"""State of a plan that could not be checked. The other states are those of tuning_db/evidence.py."""
 
 ERROR_FACTOR = 2.0
 """A plan is wrong if its error exceeds ERROR_FACTOR x that of torch in the same dtype, plus a floor. Recorded networks
@@ -70,10 +71,10 @@ _BIAS_SCALE = 0.2
 
 @dataclass(frozen=True)
 class Reference:
-    """What a model computes.
+    """The results of a model, with which those of a plan are compared.
 
     Attributes:
-        results: Its results in float32 or float64, in the order of the network's results.
+        results: They are in float32 or float64, in the order of the network's results.
         eager_error: Relative error of the model in the dtype of the plan; None for one in an 8-bit precision, of which
             the references of the layers give it.
     """
@@ -256,10 +257,8 @@ def _walk(plan: NetworkPlan, state: State, inputs: Sequence[torch.Tensor]) -> _W
         rounded.finish(layer, _in(precise, problem, _factors(problem, given)), _storing(problem, values))
         if not isinstance(problem, TorchCall) and (fault := _fault_alone(item, state, plan.device, given, values)):
             faults.append(LayerFault(item, fault))
-        for run, found in (
-            (exact, results),
-            (rounded, rounded_results),
-        ):  # a result that a later layer reads is dropped
+        for run, found in ((exact, results), (rounded, rounded_results)):
+            # Kept here, because a run drops a result that a later layer reads.
             found |= {name: value for name, value in run.values.items() if is_output(name)}
     first, second = (_in_torch_order(plan.network, found) for found in (results, rounded_results))
     return _Walk(first, second, tuple(faults))
@@ -340,7 +339,7 @@ def _in_torch_order(network: Network, values: Operands) -> list[torch.Tensor]:
         value, shape = values[output_name(i)], result.shape
         if len(shape) == 4:
             n, k, p, q = shape
-            value = value.reshape(n, p, q, k).permute(0, 3, 1, 2)
+            value = as_nchw(value.reshape(n, p, q, k))
         found.append(value.reshape(shape))
     return found
 

@@ -32,12 +32,7 @@ def networks(store: Store, device: Device, layers: Sequence[Layer]) -> tuple[Net
 def _place(key: str) -> tuple[object, ...]:
     """Return a sort key: model, properties and batch size; plans for machines without a compiler come last."""
     known = NetworkKey.parse(key)
-    return _is_precompiled(key), known.model, known.properties, known.batch or 0, known.digest
-
-
-def _is_precompiled(key: str) -> bool:
-    """Return whether a key is that of a plan for machines without a compiler."""
-    return " compiler=none" in key
+    return known.is_precompiled, known.model, known.properties, known.batch or 0, known.digest
 
 
 def _verified(plan: PlanRow) -> str:
@@ -94,7 +89,7 @@ def _planned(
         key=plan.network,
         layers=tuple(map(layer, plan.choices)),
         label=str(plan.details.get("label", "")),
-        precompiled=_is_precompiled(plan.network),
+        precompiled=NetworkKey.parse(plan.network).is_precompiled,
         us=plan.median_us,
         spread_us=plan.spread_us,
         winners_us=plan.details.get("alone_us") or None,

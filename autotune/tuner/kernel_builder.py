@@ -136,9 +136,8 @@ class ForeignKernels:
         for text in database.problem_texts() if devices else ():
             if kind_of(text) not in self._kinds:
                 continue
-            try:
-                problem = parse(text)
-            except AutotuneError:  # an operator that this version does not have
+            problem = parsed(text)
+            if problem is None:
                 continue
             for device in devices:
                 ranking: dict[Kernel, float] = {}
@@ -147,6 +146,14 @@ class ForeignKernels:
                         ranking.setdefault(current[timed.kernel_id], timed.median_us)
                 if ranking:
                     self.rankings.setdefault(problem, list(ranking.items()))
+
+
+def parsed(text: str) -> Problem | None:
+    """Return the problem of a text; None if this version does not have its operator."""
+    try:
+        return parse(text)
+    except AutotuneError:
+        return None
 
 
 def kernel_of(row: KernelRow | protocols.Kernel) -> Kernel | None:

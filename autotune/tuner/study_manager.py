@@ -10,9 +10,9 @@ from itertools import islice, zip_longest
 from threading import Event
 
 from autotune.codegen import kernels_per_unit
-from autotune.core import NEVER, AutotuneError, Deadline, ceil_div, pareto_front, timeline
+from autotune.core import NEVER, Deadline, ceil_div, pareto_front, timeline
 from autotune.families import AnyFamily, Config, Kernel, Value, families, family, serving
-from autotune.ir import Problem, kind_of, parse
+from autotune.ir import Problem, kind_of
 from autotune.measure import Result, is_pruned
 from autotune.search import (
     KernelGroup,
@@ -25,7 +25,7 @@ from autotune.search import (
     sampler_choice,
     spread,
 )
-from autotune.tuner.kernel_builder import ForeignKernels, KernelBuilder, kernel_of
+from autotune.tuner.kernel_builder import ForeignKernels, KernelBuilder, kernel_of, parsed
 from autotune.tuner.request import TunerOptions, objective_values
 from tuning_db import Store, launch_text, ranking
 from tuning_db.schema import Device, KernelRow, Measurement
@@ -313,7 +313,7 @@ class StudyManager:
         kernels = {row.id: kernel for kernel, row in self._builder.rows.items() if not row.error}
         for device in self._store.devices():
             for text in self._store.problem_texts() if device.target == self._options.target else []:
-                problem = _parsed(text) if kind_of(text) in kinds else None
+                problem = parsed(text) if kind_of(text) in kinds else None
                 if problem and problem not in searched:
                     best: dict[Kernel, float] = {}
                     for row in self._store.ranking(device, text):
@@ -340,14 +340,6 @@ class StudyManager:
                 configs = [kernel.values for kernel, _ in times]
                 costs = [family(name).cost(problem, config, arch) for config in configs]
                 yield Space.ranked(problem, name, configs, costs), [(kernel.values, us) for kernel, us in times]
-
-
-def _parsed(text: str) -> Problem | None:
-    """Return the problem of a text; None if this version does not have its operator."""
-    try:
-        return parse(text)
-    except AutotuneError:
-        return None
 
 
 def _one_of_each_problem_first(spaces: Sequence[Space]) -> list[Space]:

@@ -89,7 +89,7 @@ class Unpacker:
         """
         what = f"binary {digest[:12]}"
         self._check_size(what, size, MAX_BYTES)
-        binary = self._of_frame(blob, size) if _is_frame(blob) else _of_zlib(blob, size)
+        binary = self._of_frame(blob, size) if _is_frame(blob) else unzipped(blob, size)
         if binary is None or len(binary) != size or digest_of(binary) != digest:
             raise self._damaged(what)
         return binary
@@ -146,7 +146,7 @@ def _is_frame(blob: object) -> bool:
     return isinstance(blob, bytes) and blob.startswith(_FRAME)
 
 
-def _of_zlib(blob: bytes, size: int) -> bytes | None:
+def unzipped(blob: bytes, size: int) -> bytes | None:
     """Return what a zlib stream holds, at most size + 1 bytes; None if it is damaged."""
     unpacker = zlib.decompressobj()
     try:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tuning_db.errors import DatabaseError
+from tuning_db.trust.binaries import unzipped
 
 
 def launch_text(launch: Mapping[str, int]) -> str:
@@ -104,13 +105,9 @@ def packed(text: str) -> str:
 
 def unpacked(body: str) -> str:
     """Return the text that `packed` was given; raises ValueError if it is damaged or longer than _LONGEST_TEXT."""
-    unpacker = zlib.decompressobj()
-    try:
-        text = unpacker.decompress(base64.b85decode(_text(body)), _LONGEST_TEXT)
-    except zlib.error as error:
-        raise ValueError(str(error)) from error
-    if not unpacker.eof:
-        raise ValueError(f"the text of a network does not end within {_LONGEST_TEXT} bytes")
+    text = unzipped(base64.b85decode(_text(body)), _LONGEST_TEXT)
+    if text is None or len(text) > _LONGEST_TEXT:
+        raise ValueError(f"the text of a network is damaged, or longer than {_LONGEST_TEXT} bytes")
     return text.decode()
 
 

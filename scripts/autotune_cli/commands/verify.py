@@ -64,7 +64,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known of a plan.
+    """The outcome for a plan: whether it is right, and its time.
 
     Attributes:
         check: The check; its status may also be DRIFTED.
@@ -122,7 +122,7 @@ def of_database(store: Database, plan: Plan, key: str, device: torch.device, see
 
 def of_model(model: models.Model, database: str, key: str, device: torch.device, seed: int) -> Subject | None:
     """Return a model as the network of a plan; None if the plan is not of this model."""
-    wanted = network_text.base_key(key)
+    wanted = NetworkKey.parse(key).base
     properties = dict(wanted.properties)
     if wanted.model != type(model.module).__name__ or not wanted.batch or "x" not in properties.get("input", ""):
         return None
