@@ -1,7 +1,7 @@
 """Daily samples: of the cases of an expensive test, a run takes a few, which change from day to day.
 
 A test marked `@pytest.mark.daily(2)` runs two of its cases; of all tests marked `daily(2, "cluster")`, two run.
-`--all-cases` runs all, and so does naming a file of tests or `-k`. AUTOTUNE_TEST_DAY repeats the choice of a day.
+`--all-cases` runs all, and so does naming a file or folder of tests or `-k`. AUTOTUNE_TEST_DAY repeats the choice of a day.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ os.environ.setdefault(DAY, str(datetime.date.today()))  # the worker processes o
 
 def without_todays_rest(config: pytest.Config, items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """Return the tests to run and those that another day runs."""
-    if config.option.all_cases or config.option.keyword or any(".py" in name for name in config.args):
+    if config.option.all_cases or config.option.keyword or list(config.args) != ["tests"]:
         return items, []
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:

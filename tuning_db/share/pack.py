@@ -170,7 +170,7 @@ def _needed(store: Store, spares: int) -> Snapshot:
     snapshot = read(store)
     snapshot["measurement"] = [_trimmed(row) for row in snapshot["measurement"] if row["id"] in measurements]
     newest = {row.id for row in plans}
-    snapshot["plan"] = [row for row in snapshot["plan"] if row["id"] in newest]
+    snapshot["plan"] = [_without_places(row) for row in snapshot["plan"] if row["id"] in newest]
     used: dict[str, set[int]] = {table: set() for table in TABLES}
     for row in (*snapshot["measurement"], *snapshot["plan"]):
         for table in ("device", "environment", "problem", "kernel"):
@@ -187,6 +187,11 @@ def _trimmed(row: Row) -> Row:
     """Return a measurement without its samples and the entries of its details that are DROPPED."""
     details = {name: value for name, value in row["details"].items() if name not in DROPPED}
     return {**row, "samples_us": [], "details": details}
+
+
+def _without_places(row: Row) -> Row:
+    """Return a plan without the places of its activations, which its network and its layers determine."""
+    return {**row, "details": {name: value for name, value in row["details"].items() if name != "memory"}}
 
 
 def _best(ranking: Sequence[Measurement], spares: int) -> list[Measurement]:
