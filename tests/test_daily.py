@@ -28,7 +28,9 @@ def test_a_day_runs_some_cases_and_another_day_runs_others(monkeypatch):
     assert first[-1] == second[-1] == "test_it.py::test_other"
 
 
-@pytest.mark.parametrize("wish", [{"all_cases": True}, {"keyword": "case"}, {"args": ["tests/test_it.py"]}, {"args": ["tests/a"]}], ids=str)
+@pytest.mark.parametrize(
+    "wish", [{"all_cases": True}, {"keyword": "case"}, {"args": ["tests/test_it.py"]}, {"args": ["tests/a"]}], ids=str
+)
 def test_all_cases_run_if_they_or_a_file_or_folder_are_asked_for(monkeypatch, wish):
     assert len(chosen(monkeypatch, "2026-01-01", **wish)) == len(ITEMS)
 

@@ -1,7 +1,8 @@
 """Daily samples: of the cases of an expensive test, a run takes a few, which change from day to day.
 
 A test marked `@pytest.mark.daily(2)` runs two of its cases; of all tests marked `daily(2, "cluster")`, two run.
-`--all-cases` runs all, and so does naming a file or folder of tests or `-k`. AUTOTUNE_TEST_DAY repeats the choice of a day.
+`--all-cases` runs all, and so does naming a file or folder of tests or `-k`. AUTOTUNE_TEST_DAY repeats the choice of a
+day.
 """
 
 from __future__ import annotations
