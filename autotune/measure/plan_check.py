@@ -65,6 +65,8 @@ _NAN_BYTE = 0xFF
 """A floating-point number of such bytes is NaN."""
 _RELUS = frozenset(("relu", "relu6", "leaky_relu", "silu", "hardswish", "gelu", "gelu_tanh"))
 """Steps that halve the mean square of their input, as a ReLU does (He et al., 2015)."""
+_SUMS = frozenset(("add", "add_scaled"))
+"""Steps that add another tensor, such as a residual, whose mean square theirs is added to."""
 _BIAS_SCALE = 0.2
 """Factor of the random biases: with large ones the deeper layers would depend little on what the first ones compute."""
 
@@ -121,17 +123,20 @@ class PlanCheck:
 def seeded_state(network: Network, device: torch.device, seed: int) -> dict[ConstantSource, torch.Tensor]:
     """Return random values of all constants of a network, which keep the variance of activations near one.
 
-    Weights are divided by the square root of their fan-in, and multiplied by that of 2 before a ReLU; factors of a step
-    `scale` are near 1. Constants that depend on no parameter keep their values. Each other one has a value of its own,
+    Weights are divided by the square root of their fan-in, and multiplied by that of 2 before a ReLU; before the addition
+    of a residual they are divided by the square root of the number of such layers, so that a deep network stays finite
+    in float16 (Zhang et al., 2019). Factors of a step `scale` are near 1. Constants that depend on no parameter keep their values. Each other one has a value of its own,
     also where it is computed from parameters that others use. So the layers of an alternative do not compute what those
     compute that it replaces: only a model can tell that.
     """
     generator, of_scalars = torch.Generator(device).manual_seed(seed), torch.Generator().manual_seed(seed)
     state: dict[ConstantSource, torch.Tensor] = {}
+    num_sums = sum(not _SUMS.isdisjoint(layer.problem.epilogue.names) for layer in network.without_whole.layers)
     for layer in network.without_whole.all_layers:
         chain = layer.problem.epilogue
         factors = {step.arguments[0].name for step in chain.steps if step.name == "scale"}
-        gain = math.sqrt(2.0) if _RELUS.intersection(chain.names) else 1.0
+        gain = math.sqrt(1.0 if _RELUS.isdisjoint(chain.names) else 2.0)
+        gain /= math.sqrt(1.0 if _SUMS.isdisjoint(chain.names) else max(num_sums, 1))
         for operand in layer.problem.operands():
             source = layer.weights.get(operand.name)
             if source is None or source in state or _is_literal(source):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from architectures import ARCHITECTURES, images, random_model
 from comparison import relative_error as independent_error
+from torch import nn
 
 from autotune.ir import CallerTensor, Layer, Network, NetworkKey, digest, parse
 from autotune.measure import (
@@ -19,7 +20,7 @@ from autotune.measure import (
     time_plan,
     why_not_comparable,
 )
-from autotune.runtime import NetworkPlan
+from autotune.runtime import ExecutionContext, NetworkPlan
 from fused_resnet.call import module_state
 from fused_resnet.capture import capture
 from tuning_db import open_reader
@@ -91,6 +92,31 @@ def test_random_values_of_any_network_are_finite_and_depend_on_the_input(name, e
     assert all(bool(torch.isfinite(value).all()) for value in state.values())
     other = check_plan(plan, state, seeded_inputs(network, CPU, 2))
     assert other.status == "right" and other.error != found.error
+
+
+class Residuals(nn.Module):
+    """60 blocks of two convolutions, whose sum with the input of the block goes through a ReLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)) for _ in range(60)
+        )
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = torch.relu(x + block(x))
+        return x
+
+
+def test_random_values_of_a_deep_residual_network_stay_in_the_range_of_float16(empty_db):
+    network = capture(Residuals().eval(), (2, 8, 16, 16), "f32").without_whole
+    state = seeded_state(network, CPU, 0)
+    x = seeded_inputs(network, CPU, 1)[0]
+    y = torch.empty(2, 8, 16, 16).contiguous(memory_format=torch.channels_last)
+    plan = bound(network, empty_db, state)
+    ExecutionContext(plan, graph=False).run([x], [y], 0)
+    assert 0.5 < y.square().mean().sqrt() / x.square().mean().sqrt() < 20
 
 
 def test_a_models_own_result_is_the_reference(empty_db):
