@@ -28,6 +28,7 @@ OUTLIVES_SECONDS = 1.0
 HANG_SECONDS = 120.0  # a run or the end of one takes no longer, also on a busy machine
 POLL_SECONDS = 0.01
 TABLES = ("device", "environment", "problem", "library", "kernel", "measurement", "plan")
+_KEPT = {"device": "id, name, target"}  # a run that measures higher peak rates replaces them
 
 _TAG = "AUTOTUNE_KILL_CAMPAIGN"  # environment variable with which a run's processes are found
 _DUPLICATES = """
@@ -58,7 +59,10 @@ class Database:
         with self._engine.connect() as connection:
             known = set(sa.inspect(connection).get_table_names())
             return {
-                table: {tuple(map(repr, row)) for row in connection.exec_driver_sql(f"SELECT * FROM {table}")}
+                table: {
+                    tuple(map(repr, row))
+                    for row in connection.exec_driver_sql(f"SELECT {_KEPT.get(table, '*')} FROM {table}")
+                }
                 if table in known
                 else set()
                 for table in TABLES
