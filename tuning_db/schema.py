@@ -169,7 +169,7 @@ class NetworkRow(Base):
     __tablename__ = "network"
     id: Mapped[int] = mapped_column(primary_key=True)
     key: Mapped[str] = mapped_column(index=True, doc="the network, as plans name it")
-    body: Mapped[str] = mapped_column(doc="its text (autotune/ir/network_text.py), by zlib, in base 85")
+    body: Mapped[str] = mapped_column(doc="its text (autotune/ir/network_text.py), by LZMA, in base 85")
     digest: Mapped[str] = mapped_column(unique=True, doc="SHA-256 of key and text; see trust/digests.py")
 
 

@@ -184,9 +184,9 @@ def _needed(store: Store, spares: int) -> Snapshot:
 
 
 def _trimmed(row: Row) -> Row:
-    """Return a measurement without its samples and the entries of its details that are DROPPED."""
+    """Return a measurement without its samples, its date and the entries of its details that are DROPPED."""
     details = {name: value for name, value in row["details"].items() if name not in DROPPED}
-    return {**row, "samples_us": [], "details": details}
+    return {**row, "samples_us": [], "recorded": None, "details": details}
 
 
 def _without_places(row: Row) -> Row:

@@ -20,12 +20,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tuning_db.errors import DatabaseError
-from tuning_db.trust.binaries import unzipped
 
 
 def launch_text(launch: Mapping[str, int]) -> str:
@@ -40,6 +38,9 @@ KERNEL = ("family", "config", "dtype", "epilogue", "target")
 
 _LONGEST_TEXT = 2**24
 """Most bytes of a network's text. ResNet-50 with all alternatives has 38 kB; a damaged row must not fill the memory."""
+
+_DECODER_BYTES = 2**27
+"""Most memory of the decoder; the highest preset takes 65 MiB."""
 
 UNREADABLE = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
 """Exceptions of decoding a column whose content is not what the schema says."""
@@ -100,15 +101,28 @@ def plan(row: Row, device: Row, kernels: Mapping[int, Row]) -> str:
 
 def packed(text: str) -> str:
     """Return the text of a network as the database keeps it."""
-    return base64.b85encode(zlib.compress(text.encode(), 9)).decode()
+    return base64.b85encode(_lzma().compress(text.encode(), preset=9)).decode()
 
 
 def unpacked(body: str) -> str:
     """Return the text that `packed` was given; raises ValueError if it is damaged or longer than _LONGEST_TEXT."""
-    text = unzipped(base64.b85decode(_text(body)), _LONGEST_TEXT)
-    if text is None or len(text) > _LONGEST_TEXT:
+    lzma = _lzma()
+    decoder = lzma.LZMADecompressor(memlimit=_DECODER_BYTES)
+    try:
+        text = decoder.decompress(base64.b85decode(_text(body)), _LONGEST_TEXT)
+    except (lzma.LZMAError, EOFError) as error:
+        raise ValueError(f"the text of a network is damaged: {error}") from error
+    if not decoder.eof or decoder.unused_data:
         raise ValueError(f"the text of a network is damaged, or longer than {_LONGEST_TEXT} bytes")
-    return text.decode()
+    return str(text, "utf-8")
+
+
+def _lzma() -> Any:
+    try:
+        import lzma  # not every build of Python has it
+    except ImportError as error:
+        raise DatabaseError(f"networks are stored by LZMA, which this Python was built without: {error}") from error
+    return lzma
 
 
 def network(row: Row) -> str:

@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import json
-import zlib
+import lzma
 
 import pytest
 from databases import alter, fill, rows
@@ -60,7 +60,7 @@ def expected(path):
         yield "plan", number, sha256("plan", json.loads(device), network, median, layers, found)
     if rows(path, "SELECT * FROM sqlite_master WHERE name = 'network'"):  # older files have none
         for number, key, body in rows(path, "SELECT id, key, body FROM network"):
-            yield "network", number, sha256("network", key, zlib.decompress(base64.b85decode(body)).decode())
+            yield "network", number, sha256("network", key, lzma.decompress(base64.b85decode(body)).decode())
 
 
 def stored(path):
