@@ -123,6 +123,20 @@ def _depth_rows(weight: torch.Tensor) -> torch.Tensor:
     return weight.permute(2, 3, 1, 0).reshape(-1, weight.shape[0], 1, 1)
 
 
+def _doubled_filter(weight: torch.Tensor) -> torch.Tensor:
+    """Return the filter (c, k, 4, 4) of the transposed convolution that replaces an upsampling and a convolution.
+
+    Args:
+        weight: (k, c, 3, 3), the filter behind an upsampling by two to the nearest pixel.
+    """
+
+    def sums(taps: torch.Tensor, dim: int) -> torch.Tensor:
+        first, middle, last = taps.unbind(dim)
+        return torch.stack([last, middle + last, first + middle, first], dim)
+
+    return sums(sums(_precise(weight), 2), 3).transpose(0, 1)
+
+
 def _squeeze_filter(weight: torch.Tensor, w1: torch.Tensor, *scale: torch.Tensor) -> torch.Tensor:
     """Return the filter (hidden, c, r, s) that replaces a convolution and the first product of its gate.
 
@@ -154,6 +168,11 @@ def _pad_inputs(weight: torch.Tensor, c: int) -> torch.Tensor:
     return torch.nn.functional.pad(weight, (0, 0, 0, 0, 0, c - weight.shape[1]))
 
 
+def _pad_outputs(weight: torch.Tensor, k: int) -> torch.Tensor:
+    """Return weights (k', ...) with zeros for the output channels from k' to k."""
+    return torch.nn.functional.pad(weight, (*[0, 0] * (weight.dim() - 1), 0, k - len(weight)))
+
+
 def _quantization(form: ByteFormat) -> dict[str, Callable[..., torch.Tensor]]:
     """Return the functions of a format: the quantized weight, and its scales times the factor of all channels' sums."""
     weight, scales = form.constants
@@ -178,6 +197,7 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "scale_rows": _scale_rows,
     "scale_columns": _scale_columns,
     "depth_rows": _depth_rows,
+    "doubled_filter": _doubled_filter,
     "squeeze_filter": _squeeze_filter,
     "squeeze_bias": _squeeze_bias,
     "as_filter": lambda matrix: matrix[:, :, None, None],
@@ -185,6 +205,7 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "reshape": lambda tensor, *shape: tensor.reshape(shape),
     "columns_last": _columns_last,
     "pad_inputs": _pad_inputs,
+    "pad_outputs": _pad_outputs,
     "merge_groups": merge_groups,
     **{name: function for form in BYTE_FORMATS.values() for name, function in _quantization(form).items()},
 }

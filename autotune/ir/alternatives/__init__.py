@@ -14,7 +14,9 @@ from autotune.ir.alternatives.pointwise_pairs import pointwise_pairs
 from autotune.ir.alternatives.pooled_projection import pooled_projection
 from autotune.ir.alternatives.projected_skips import projected_skips
 from autotune.ir.alternatives.se_blocks import se_blocks
+from autotune.ir.alternatives.separate_gates import separate_gates
 from autotune.ir.alternatives.shuffled_product import shuffled_product
+from autotune.ir.alternatives.upsampled_convolutions import upsampled_convolutions
 from autotune.ir.alternatives.wiring import Wiring
 from autotune.ir.network import Alternative, Layer
 
@@ -23,6 +25,7 @@ __all__ = ["alternatives"]
 _PATTERNS = (
     merged_groups,
     shuffled_product,
+    upsampled_convolutions,
     pointwise_pairs,
     projected_skips,
     first_layers,
@@ -30,6 +33,7 @@ _PATTERNS = (
     conv_pairs,
     concat_products,
     gated_products,
+    separate_gates,
     pooled_projection,
     gated_convolutions,
 )

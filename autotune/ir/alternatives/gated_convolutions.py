@@ -33,10 +33,10 @@ def fold_gate(conv: Layer, tail: Layer, name: str) -> Layer | None:
     """
     product = conv.problem
     assert isinstance(product, Conv2d)
-    affine = _affine(conv)
-    if affine is None or product.groups > 1:
+    factors = affine(conv)
+    if factors is None or product.groups > 1:
         return None
-    scale, shift = affine
+    scale, shift = factors
     filters = ConstantExpr("squeeze_filter", (conv.weights["weight"], tail.weights["w1"], *([scale] if scale else [])))
     bias = tail.weights["b1"]
     if shift:
@@ -60,7 +60,7 @@ def _with_gate(
     return joined(problem, (conv, tail), name, buffers, weights | changed)
 
 
-def _affine(layer: Layer) -> tuple[ConstantSource | None, ConstantSource | None] | None:
+def affine(layer: Layer) -> tuple[ConstantSource | None, ConstantSource | None] | None:
     """Return factor and summand if the layer's epilogue is value * factor + summand, else None."""
     scale: ConstantSource | None = None
     shift: ConstantSource | None = None

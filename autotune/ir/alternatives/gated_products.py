@@ -6,20 +6,28 @@ import dataclasses
 from collections.abc import Iterator
 
 from autotune.ir.alternatives.joining import add_arguments, fields_of, joint_problem
+from autotune.ir.alternatives.separate_gates import gate_layers, is_large
 from autotune.ir.alternatives.wiring import Wiring
 from autotune.ir.network import Alternative, Layer
 from autotune.ir.operators import ConcatConv2d, Conv2d, Piece, SeGates, SeTail, SqueezeExcite
 
 
 def gated_products(wiring: Wiring, excite: Layer) -> Iterator[Alternative]:
-    """Yield the two layers, between which the scaled tensor is not written."""
-    conv = wiring.successor(excite) if isinstance(excite.problem, SeTail | SqueezeExcite) else None
+    """Yield the two layers, between which the scaled tensor is not written, also with the gates in three."""
+    if not isinstance(excite.problem, SeTail | SqueezeExcite):
+        return
+    conv = wiring.successor(excite)
     if conv is None or not isinstance(conv.problem, Conv2d) or "store" in excite.problem.epilogue.names:
         return
     if conv.problem.is_product and conv.problem.dtype in ("f16", "bf16"):
-        parts = _split(excite, conv, f"{conv.name}.scaled")
+        name = f"{conv.name}.scaled"
+        parts = _split(excite, conv, name)
         if parts:
-            yield Alternative(f"{conv.name}.scaled", (excite.name, conv.name), parts)
+            yield Alternative(name, (excite.name, conv.name), parts)
+        if parts and is_large(excite.problem):
+            gates, product = parts
+            layers = (*gate_layers(excite, f"{name}_apart", gates.buffers["y"]), product)
+            yield Alternative(f"{name}_apart", (excite.name, conv.name), layers)
 
 
 def _split(excite: Layer, conv: Layer, name: str) -> tuple[Layer, Layer] | None:

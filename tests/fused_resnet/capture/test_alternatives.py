@@ -33,6 +33,45 @@ def transposed():
     )  # fmt: skip
 
 
+class Decoder(nn.Module):
+    """Upsamples before a convolution with a chain, before one without, and before four that stay as they are."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 6, 3, padding=1, bias=False)
+        self.shrinking, self.wide = nn.Conv2d(6, 6, 3), nn.Conv2d(6, 6, 5, padding=2)
+        self.last = nn.Conv2d(6, 6, 3, padding=1)
+
+    def forward(self, x):
+        x = F.interpolate(x, scale_factor=2.0)
+        x = F.silu(self.first(x)) + 1.0
+        x = self.second(F.interpolate(x, scale_factor=2.0))
+        x = self.shrinking(F.interpolate(x, scale_factor=2.0))
+        x = self.wide(F.interpolate(x, scale_factor=2.0))
+        x = self.last(F.interpolate(x, size=(x.shape[2] + 1, x.shape[3] + 1)))
+        return self.last(F.interpolate(x, scale_factor=2.0, mode="bilinear"))
+
+
+class Gated(nn.Module):
+    """Scales by gates of a linear 1x1 convolution's result in a residual block, and before a 1x1 convolution."""
+
+    def __init__(self, linear=True):
+        super().__init__()
+        self.first, self.wide = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 16, 1, bias=False)
+        self.norm, self.linear, self.last = nn.BatchNorm2d(16), linear, nn.Conv2d(16, 8, 1)
+        self.squeeze, self.excite = nn.Conv2d(16, 6, 1), nn.Conv2d(6, 16, 1)
+        self.narrow, self.widen = nn.Linear(16, 4), nn.Linear(4, 16)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        y = self.norm(self.wide(x))
+        y = y if self.linear else F.silu(y)
+        y = y * torch.sigmoid(self.excite(torch.relu(self.squeeze(y.mean((2, 3), keepdim=True)))))
+        y = torch.relu(y + torch.cat([x, x], 1))
+        gates = F.hardsigmoid(self.widen(F.silu(self.narrow(y.mean((2, 3))))))
+        return self.last(y * gates[:, :, None, None])
+
+
 def with_alternatives(network, names):
     """Return the network with some alternatives taken."""
     return dataclasses.replace(network, layers=network.layers_with(names), alternatives=())
@@ -45,6 +84,7 @@ def with_alternatives(network, names):
         (ARCHITECTURES["senet"], 16, ["stem.0.c4", "stem.0.c8", "stem.0.stem", "block.se.folded", "block.body.block"]),
         (pooled_projection, 16, ["0.c4", "0.c8", "0.stem", "2.pooled"]),
         (transposed, 16, ["0.c4", "0.c8", "0.stem", "1.shuffle", "3.shuffle"]),
+        (Decoder, 4, ["first.upsampled", "second.upsampled"]),
     ],
 )
 def test_each_alternative_computes_what_it_replaces(make, size, names, store):
@@ -367,3 +407,20 @@ def test_layers_that_cannot_be_one_stay_apart(make, shape, never, store):
     network = capture(model.eval(), shape, "f16")
     assert not [one.name for one in network.alternatives if one.name.endswith(never)]
     assert network_error(network, model, x, store) < 3e-3
+
+
+@pytest.mark.parametrize("linear", [True, False])
+def test_gates_of_large_images_are_computed_by_layers_of_their_own(linear, store):
+    model = random_model(Gated(linear), size=40)
+    x = images(2, 40)
+    network = capture(model, tuple(x.shape), "f32")
+    kinds = {one.name: [layer.problem.operator for layer in one.layers] for one in network.alternatives}
+    apart = [kind for kind in kinds if kind.endswith((".apart", ".early", "_apart"))]
+    assert len(apart) == (3 if linear else 2)
+    for name in apart:
+        assert kinds[name][:3] == ["global_avg_pool2d", "conv2d", "conv2d"]
+        assert network_error(with_alternatives(network, [name]), model, x, store) < 1e-5, name
+    early = [layer for one in network.alternatives if one.name.endswith(".early") for layer in one.layers]
+    assert [layer.problem.c for layer in early[:3]] == ([8, 8, 8] if linear else [])  # six hidden values are padded
+    small = capture(model, (2, 3, 16, 16), "f32")
+    assert not [one.name for one in small.alternatives if one.name.endswith((".apart", ".early", "_apart"))]

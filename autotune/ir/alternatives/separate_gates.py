@@ -1,0 +1,107 @@
+"""A squeeze-and-excitation as a mean, two products and a pass that scales, each of which uses the whole GPU.
+
+Kernels of the whole operator give an image to one block or cluster, which a large image keeps busy for long. Where a
+linear 1x1 convolution computes the tensor, the mean is that of the convolution's input: it has fewer channels, and the
+gates are computed beside the convolution.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from autotune.core import round_up
+from autotune.ir.alternatives.gated_convolutions import affine
+from autotune.ir.alternatives.joining import add_arguments, fields_of, joint_problem
+from autotune.ir.alternatives.wiring import Wiring
+from autotune.ir.constant_expr import ConstantExpr
+from autotune.ir.epilogue import Epilogue
+from autotune.ir.network import Alternative, Layer
+from autotune.ir.operators import Conv2d, Elementwise, GlobalAvgPool2d, SeTail, SqueezeExcite
+
+_FEWEST_BYTES = 2**16
+"""Size of an image below which the kernels of the whole operator are left alone."""
+_VECTOR = 8
+"""Channels that kernels read at a time: hidden values are padded with zeros to a multiple."""
+
+
+def separate_gates(wiring: Wiring, excite: Layer) -> Iterator[Alternative]:
+    """Yield the layers with the mean of the tensor itself, and those with the mean of a convolution's input."""
+    problem = excite.problem
+    if not isinstance(problem, SeTail | SqueezeExcite) or not is_large(problem):
+        return
+    made = f"{excite.buffers['x']}.{excite.name}.gates"
+    if scaled := _scaled(excite, made):
+        name = f"{excite.name}.apart"
+        yield Alternative(name, (excite.name,), (*gate_layers(excite, name, made), scaled))
+        conv = wiring.maker(excite.buffers["x"])
+        if conv and isinstance(conv.problem, Conv2d) and conv.problem.is_product and affine(conv) is not None:
+            name = f"{excite.name}.early"
+            layers = (*gate_layers(excite, name, made, conv), dataclasses.replace(conv, name=f"{name}.conv"), scaled)
+            yield Alternative(name, (conv.name, excite.name), layers)
+
+
+def is_large(problem: SeTail | SqueezeExcite) -> bool:
+    """Return whether an image is too large for kernels that give it to one block."""
+    x = problem.operands()[0]
+    return x.bytes >= problem.n * _FEWEST_BYTES
+
+
+def gate_layers(excite: Layer, name: str, made: str, conv: Layer | None = None) -> tuple[Layer, Layer, Layer]:
+    """Return the layers that compute the gates of a squeeze-and-excitation into the buffer `made`.
+
+    Args:
+        excite: The squeeze-and-excitation.
+        name: The beginning of their names.
+        made: Name of a buffer for the gates (n, 1, 1, c).
+        conv: The linear 1x1 convolution of whose input the mean is taken; None for the mean of the tensor itself.
+    """
+    problem = excite.problem
+    assert isinstance(problem, SeTail | SqueezeExcite)
+    act, gate = (problem.act, problem.gate) if isinstance(problem, SqueezeExcite) else ("relu", "sigmoid")
+    source = conv.problem if conv else problem
+    assert isinstance(source, Conv2d | SeTail | SqueezeExcite)
+    w1, b1, w2 = (excite.weights[operand] for operand in ("w1", "b1", "w2"))
+    first, bias = ConstantExpr("reshape", (w1,), (problem.hidden, problem.c, 1, 1)), b1
+    if conv:
+        scale, shift = affine(conv) or (None, None)
+        first = ConstantExpr("squeeze_filter", (conv.weights["weight"], w1, *([scale] if scale else [])))
+        bias = ConstantExpr("squeeze_bias", (b1, w1, shift)) if shift else b1
+    second = ConstantExpr("reshape", (w2,), (problem.c, problem.hidden, 1, 1))
+    hidden = round_up(problem.hidden, _VECTOR)
+    if hidden != problem.hidden:
+        first, bias = (ConstantExpr("pad_outputs", (one,), (hidden,)) for one in (first, bias))
+        second = ConstantExpr("pad_inputs", (second,), (hidden,))
+    n, dtype, mean, squeezed = problem.n, problem.dtype, f"{made}.mean", f"{made}.hidden"
+    return (
+        Layer(
+            f"{name}.mean",
+            GlobalAvgPool2d(**fields_of(source, "n h w c dtype")),
+            {"x": (conv or excite).buffers["x"], "y": mean},
+        ),
+        Layer(
+            f"{name}.hidden",
+            Conv2d(n=n, h=1, w=1, c=source.c, k=hidden, dtype=dtype, epilogue=Epilogue(("bias", act))),
+            {"x": mean, "y": squeezed},
+            {"weight": first, "bias0": bias},
+        ),
+        Layer(
+            f"{name}.gates",
+            Conv2d(n=n, h=1, w=1, c=hidden, k=problem.c, dtype=dtype, epilogue=Epilogue(("bias", gate))),
+            {"x": squeezed, "y": made},
+            {"weight": second, "bias0": excite.weights["b2"]},
+        ),
+    )
+
+
+def _scaled(excite: Layer, gates: str) -> Layer | None:
+    """Return the layer that multiplies x by the gates, with the steps that follow; None if it cannot have them."""
+    problem = excite.problem
+    names = ("mul_image", *problem.epilogue.names)
+    scaled = joint_problem(Elementwise, names, **fields_of(problem, "n h w c dtype"))
+    if scaled is None:
+        return None
+    first, *others = scaled.epilogue.arguments
+    buffers, weights = {"x": excite.buffers["x"], first.name: gates, "y": excite.buffers["y"]}, {}
+    add_arguments([(excite, argument) for argument in problem.epilogue.arguments], others, buffers, weights)
+    return Layer(f"{excite.name}.scaled", scaled, buffers, weights, excite.scalars)
