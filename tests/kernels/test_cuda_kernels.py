@@ -163,7 +163,7 @@ REFUSED = {
         ("c=32", "c=1024", {}, "shared memory"),
     ),
     "cuda_group_norm": (
-        (4, 128),
+        (4, 128, 1),
         ("n=1 h=9 w=7 c=36 groups=12 dtype=f32", {"together": 4, "hold": 0}),
         ("", "", {"together": 5}, "groups must be a multiple of the groups of a block"),
     ),

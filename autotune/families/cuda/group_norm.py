@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from autotune.core import Architecture, ceil_div
-from autotune.families.base import Config, Launch, Parameter
+from autotune.families.base import Config, Launch, Parameter, Rules, require
 from autotune.families.cuda.common import VectorFamily
-from autotune.ir import DTYPES
+from autotune.ir import DTYPES, Epilogue
 from autotune.ir.operators import GroupNorm
 
 _TOGETHER = Parameter("together", (1, 2, 4, 8, 16, 32, 64), "neighbouring groups a block")
 _HOLD = Parameter("hold", (0, 1), "1: the input waits in shared memory for its mean; 0: it is read three times")
 _SECTOR = 32  # bytes that memory delivers at once; a pixel's part of a block should have no fewer
+_BARRIER_READS = 12  # that the barriers of a cluster take the time of
 _CHOICES = 3  # values of `together` that are timed, from the first that fills a sector on
 
 
@@ -34,7 +37,8 @@ def _visits(problem: GroupNorm, config: Config, together: int) -> int:
     vector, threads = int(config["vector"]), int(config["threads"])
     vectors = problem.c // problem.groups * together // vector
     columns = min(vectors, threads)
-    return ceil_div(problem.h * problem.w, threads // columns) * ceil_div(vectors, columns)
+    pixels = ceil_div(problem.h * problem.w, int(config["cluster"]))
+    return ceil_div(pixels, threads // columns) * ceil_div(vectors, columns)
 
 
 def shared_bytes(problem: GroupNorm, config: Config, launch: Launch) -> int:
@@ -42,11 +46,12 @@ def shared_bytes(problem: GroupNorm, config: Config, launch: Launch) -> int:
     vector, threads = int(config["vector"]), int(config["threads"])
     line = vector * DTYPES[problem.dtype].itemsize
     held = _visits(problem, config, launch[_TOGETHER.name]) * threads * line * launch[_HOLD.name]
-    return threads * (vector + 1) * 4 + held
+    own = 2 * int(_TOGETHER.values[-1]) if config["cluster"] != 1 else 0
+    return (threads * (vector + 1) + own) * 4 + held
 
 
 class CudaGroupNorm(VectorFamily[GroupNorm]):
-    """Group normalization: a thread block for some groups of an image."""
+    """Group normalization: a thread block, or a cluster of blocks that share the pixels, for some groups of an image."""
 
     name = "cuda_group_norm"
     operator = GroupNorm
@@ -54,8 +59,17 @@ class CudaGroupNorm(VectorFamily[GroupNorm]):
     parameters = (
         Parameter("vector", (1, 2, 4, 8), "channels of an access"),
         Parameter("threads", (128, 256, 512, 1024), "threads a block"),
+        Parameter("cluster", (1, 2, 4, 8), "blocks that share the pixels of an image"),
     )
     launch_parameters = (_TOGETHER, _HOLD)
+
+    def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
+        yield require(config["cluster"] == 1 or (arch.capability or 0) >= 90, "clusters of blocks need sm_90")
+        yield from super().illegal(config, arch, dtype, epilogue)
+
+    def unfit(self, problem: GroupNorm, config: Config, arch: Architecture) -> Rules:
+        yield require(problem.h * problem.w >= int(config["cluster"]), "each block of a cluster needs a pixel")
+        yield from super().unfit(problem, config, arch)
 
     def launches(self, problem: GroupNorm, config: Config, arch: Architecture) -> list[Launch]:
         launches = [
@@ -67,12 +81,17 @@ class CudaGroupNorm(VectorFamily[GroupNorm]):
         """Rank by the accesses of a thread for each wave of blocks, with the best of its launch values."""
 
         def rank(launch: Launch) -> float:
-            blocks = problem.n * problem.groups // launch[_TOGETHER.name]
+            cluster = int(config["cluster"])
+            blocks = problem.n * problem.groups // launch[_TOGETHER.name] * cluster
             waves = max(1.0, blocks * int(config["threads"]) / (arch.processors * arch.sm_threads))
             reads = 2 if launch[_HOLD.name] else 3
-            return waves * (_visits(problem, config, launch[_TOGETHER.name]) * reads + 8)
+            barriers = _BARRIER_READS if cluster > 1 else 0
+            return waves * (_visits(problem, config, launch[_TOGETHER.name]) * reads + 8 + barriers)
 
         return min(map(rank, self.launches(problem, config, arch)), default=float("inf"))
+
+    def context(self, config: Config, arch: Architecture, dtype: str) -> Mapping[str, object]:
+        return {**config, "most": _TOGETHER.values[-1]}
 
 
 FAMILIES = (CudaGroupNorm(),)
