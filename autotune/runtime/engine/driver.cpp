@@ -49,16 +49,7 @@ Driver load() {
   find(library, "cuGraphAddMemcpyNode", d.graph_add_copy);
   find(library, "cuGraphAddChildGraphNode", d.graph_add_child);
   find(library, "cuGraphAddDependencies_v2", d.graph_add_edges);
-  find(library, "cuGraphAddMemsetNode", d.graph_add_fill);
-  find(library, "cuGraphAddEmptyNode", d.graph_add_empty);
   find(library, "cuGraphClone", d.graph_clone);
-  find(library, "cuGraphGetNodes", d.graph_nodes);
-  find(library, "cuGraphGetEdges_v2", d.graph_edges);
-  find(library, "cuGraphNodeGetType", d.node_type);
-  find(library, "cuGraphKernelNodeGetParams_v2", d.node_kernel);
-  find(library, "cuGraphMemcpyNodeGetParams", d.node_copy);
-  find(library, "cuGraphMemsetNodeGetParams", d.node_fill);
-  find(library, "cuGraphKernelNodeCopyAttributes", d.copy_kernel_attributes);
   find(library, "cuGraphInstantiateWithFlags", d.graph_instantiate);
   find(library, "cuGraphExecKernelNodeSetParams_v2", d.graph_set_kernel);
   find(library, "cuGraphExecMemcpyNodeSetParams", d.graph_set_copy);

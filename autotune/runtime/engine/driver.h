@@ -63,14 +63,6 @@ struct Copy {
   size_t width, height, depth;  // width in bytes
 };
 
-// CUDA_MEMSET_NODE_PARAMS
-struct Fill {
-  DevicePointer to;
-  size_t pitch;
-  unsigned value, element_bytes;
-  size_t width, height;
-};
-
 // CUgraphEdgeData. {1, 0, 1} is a programmatic edge: the successor may start as soon as all blocks of this kernel allow
 // it.
 struct EdgeData {
@@ -79,8 +71,6 @@ struct EdgeData {
 
 // CUtensorMap: opaque, 64-byte aligned.
 constexpr int kTensorMapBytes = 128;
-
-enum NodeType { kKernelNode = 0, kCopyNode = 1, kFillNode = 2, kEmptyNode = 5 };  // CUgraphNodeType
 
 using Graph = void*;
 using GraphNode = void*;
@@ -119,16 +109,7 @@ struct Driver {
   Result (*graph_add_edges)(Graph, const GraphNode* from, const GraphNode* to, const EdgeData*, size_t);
   Result (*graph_add_copy)(GraphNode*, Graph, const GraphNode*, size_t, const Copy*, Context);
   Result (*graph_add_child)(GraphNode*, Graph, const GraphNode*, size_t, Graph child);
-  Result (*graph_add_fill)(GraphNode*, Graph, const GraphNode*, size_t, const Fill*, Context);
-  Result (*graph_add_empty)(GraphNode*, Graph, const GraphNode*, size_t);
   Result (*graph_clone)(Graph*, Graph original);
-  Result (*graph_nodes)(Graph, GraphNode*, size_t* count);
-  Result (*graph_edges)(Graph, GraphNode* from, GraphNode* to, EdgeData*, size_t* count);
-  Result (*node_type)(GraphNode, int*);
-  Result (*node_kernel)(GraphNode, KernelNode*);
-  Result (*node_copy)(GraphNode, Copy*);
-  Result (*node_fill)(GraphNode, Fill*);
-  Result (*copy_kernel_attributes)(GraphNode to, GraphNode from);
   Result (*graph_instantiate)(GraphExec*, Graph, unsigned long long flags);
   Result (*graph_set_kernel)(GraphExec, GraphNode, const KernelNode*);
   Result (*graph_set_copy)(GraphExec, GraphNode, const Copy*, Context);

@@ -37,19 +37,10 @@ class Graph {
   struct KernelNode;
   struct CopyNode;
   struct CapturedNode;
-  struct ChildNode;
-  struct JoinNode;
-
-  // Which kernels may start while those before them end: what drivers allow differs, so the first is tried first.
-  enum class Early {
-    kAfterAll,  // those behind kernels
-    kAfterOwn,  // those behind kernels that were not captured
-    kAfterOne   // of these, those behind one kernel
-  };
 
   int append(std::unique_ptr<Node> node);
   void build(const SlotAddresses& given);
-  void build(const SlotAddresses& given, Early early);
+  void build(const SlotAddresses& given, bool early_joins);
   void update(const SlotAddresses& given);
 
   void* context_;
