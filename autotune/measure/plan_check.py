@@ -123,11 +123,12 @@ class PlanCheck:
 def seeded_state(network: Network, device: torch.device, seed: int) -> dict[ConstantSource, torch.Tensor]:
     """Return random values of all constants of a network, which keep the variance of activations near one.
 
-    Weights are divided by the square root of their fan-in, and multiplied by that of 2 before a ReLU; before the addition
-    of a residual they are divided by the square root of the number of such layers, so that a deep network stays finite
-    in float16 (Zhang et al., 2019). Factors of a step `scale` are near 1. Constants that depend on no parameter keep their values. Each other one has a value of its own,
-    also where it is computed from parameters that others use. So the layers of an alternative do not compute what those
-    compute that it replaces: only a model can tell that.
+    Weights are divided by the square root of their fan-in, and multiplied by that of 2 before a ReLU. Before the
+    addition of a residual they are divided by the square root of the number of such layers, so that a deep network
+    stays finite in float16 (Zhang et al., arXiv 1901.09321). Factors of a step `scale` are near 1. Constants that
+    depend on no parameter keep their values. Each other one has a value of its own, also where it is computed from
+    parameters that others use. So the layers of an alternative do not compute what those compute that it replaces: only
+    a model can tell that.
     """
     generator, of_scalars = torch.Generator(device).manual_seed(seed), torch.Generator().manual_seed(seed)
     state: dict[ConstantSource, torch.Tensor] = {}

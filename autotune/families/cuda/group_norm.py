@@ -51,7 +51,7 @@ def shared_bytes(problem: GroupNorm, config: Config, launch: Launch) -> int:
 
 
 class CudaGroupNorm(VectorFamily[GroupNorm]):
-    """Group normalization: a thread block, or a cluster of blocks that share the pixels, for some groups of an image."""
+    """Group normalization: a block, or a cluster of blocks that share the pixels, for some groups of an image."""
 
     name = "cuda_group_norm"
     operator = GroupNorm

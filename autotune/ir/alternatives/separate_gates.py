@@ -14,7 +14,7 @@ from autotune.core import round_up
 from autotune.ir.alternatives.gated_convolutions import affine
 from autotune.ir.alternatives.joining import add_arguments, fields_of, joint_problem
 from autotune.ir.alternatives.wiring import Wiring
-from autotune.ir.constant_expr import ConstantExpr
+from autotune.ir.constant_expr import ConstantExpr, ConstantSource
 from autotune.ir.epilogue import Epilogue
 from autotune.ir.network import Alternative, Layer
 from autotune.ir.operators import Conv2d, Elementwise, GlobalAvgPool2d, SeTail, SqueezeExcite
@@ -102,6 +102,7 @@ def _scaled(excite: Layer, gates: str) -> Layer | None:
     if scaled is None:
         return None
     first, *others = scaled.epilogue.arguments
-    buffers, weights = {"x": excite.buffers["x"], first.name: gates, "y": excite.buffers["y"]}, {}
+    buffers = {"x": excite.buffers["x"], first.name: gates, "y": excite.buffers["y"]}
+    weights: dict[str, ConstantSource] = {}
     add_arguments([(excite, argument) for argument in problem.epilogue.arguments], others, buffers, weights)
     return Layer(f"{excite.name}.scaled", scaled, buffers, weights, excite.scalars)

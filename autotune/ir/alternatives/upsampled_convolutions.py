@@ -1,4 +1,4 @@
-"""A 3x3 convolution of an image upsampled twice by the nearest pixel, as a transposed convolution of the small image."""
+"""A 3x3 convolution behind nearest upsampling by two, as a transposed convolution of the small image."""
 
 from __future__ import annotations
 
@@ -33,9 +33,18 @@ def upsampled_convolutions(wiring: Wiring, upsample: Layer) -> Iterator[Alternat
         conv,
         name=f"{conv.name}.upsampled",
         problem=Conv2dDgrad(
-            n=small.n, h=small.p, w=small.q, c=problem.k, k=problem.c, r=4, s=4, stride=(2, 2), pad=(1, 1),
-            dtype=problem.dtype, epilogue=problem.epilogue,
-        ),  # fmt: skip
+            n=small.n,
+            h=small.p,
+            w=small.q,
+            c=problem.k,
+            k=problem.c,
+            r=4,
+            s=4,
+            stride=(2, 2),
+            pad=(1, 1),
+            dtype=problem.dtype,
+            epilogue=problem.epilogue,
+        ),
         buffers={"dy": upsample.buffers["x"], **buffers},
         weights={**conv.weights, "weight": ConstantExpr("doubled_filter", (conv.weights["weight"],))},
     )

@@ -20,7 +20,7 @@ NO_RELU, OWN_RELU, JOINED_RELU = range(3)
 """Values of the field `relu`: what follows the normalization. JOINED_RELU is a ReLU after another tensor was added."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class _BatchNormPass(Images):
     """A pass over all pixels whose statistics are those of BatchNormStatistics."""
 
@@ -41,7 +41,6 @@ class _BatchNormPass(Images):
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class BatchNormGradientSums(_BatchNormPass):
     """Sums of the gradient of a batch normalization in training over all pixels: y (4, c) in float32.
 
@@ -121,7 +120,6 @@ class BatchNormGradientSums(_BatchNormPass):
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class BatchNormGradient(_BatchNormPass):
     """The input gradient of a batch normalization in training: y = scale dz + slope x + offset (n, h, w, c).
 

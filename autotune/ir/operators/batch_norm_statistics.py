@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -19,7 +18,6 @@ NORM_SCALE, NORM_SHIFT = 3, 4
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class BatchNormStatistics(Images):
     """Statistics of each channel: x (n, h, w, c), weight and bias (c), y (5, c) in float32.
 

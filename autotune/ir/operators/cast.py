@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from autotune.ir.operators.pixelwise import Pixelwise
@@ -11,7 +10,6 @@ from autotune.ir.problem.registry import register
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class Cast(Pixelwise):
     """Another dtype: y = epilogue(x), both (n, h, w, c), x in `dtype`, y and the epilogue's tensors in `result`.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -14,7 +13,6 @@ from autotune.ir.problem.registry import register
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class ClippedAvgPool2d(CeilPool2d):
     """Average pooling over the pixels of each window that lie in x: x (n, h, w, c), y (n, p, q, c).
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -17,7 +16,6 @@ _CONV = Epilogue(("conv",))
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class ConcatConv2d(Concatenation):
     """A 1x1 convolution of the concatenation of pieces, which may be a single one.
 

@@ -14,7 +14,7 @@ from autotune.ir.problem.fields import NonNegativePair, Pair
 from autotune.ir.problem.registry import register
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Convolution(Images):
     """A convolution or one of its gradients; all sizes are those of the forward pass.
 
@@ -114,7 +114,6 @@ class Convolution(Images):
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class Conv2d(Convolution):
     """Forward convolution (cross-correlation): x (n, h, w, c), weight (k, c/groups, r, s), y (n, p, q, k)."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -13,7 +12,6 @@ from autotune.ir.problem.registry import register
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class Conv2dDgrad(Convolution):
     """Input gradient of a convolution: dy (n, p, q, k), weight (k, c/groups, r, s), y = dx (n, h, w, c)."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from autotune.ir.epilogue import Epilogue
@@ -13,7 +12,6 @@ _GATE = Epilogue(("gate",))
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class Conv2dFoldedSe(FoldedSe):
     """Convolution with squeeze-and-excitation that begins with a filter of the convolution's own input.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -17,7 +16,6 @@ from autotune.ir.problem.registry import register
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class Conv2dGradientSums(Conv2dWithNorm):
     """A convolution, and BatchNormGradientSums of its result: the input gradient of a layer behind a norm.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -18,7 +17,6 @@ _CONV = Epilogue(("conv",))
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class Conv2dPair(Images):
     """Two convolutions with steps between them, such as both of a ResNet's basic block.
 

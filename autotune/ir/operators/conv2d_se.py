@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from autotune.ir.epilogue import AnchorFunction, Epilogue
@@ -15,7 +14,6 @@ _GATE = Epilogue(("gate",))
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class Conv2dSe(Convolution):
     """Convolution with squeeze-and-excitation among the steps that follow it.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -18,7 +17,6 @@ _GATE_AND_PROJECT = Epilogue(("gate", "project"))
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class Conv2dSeSkip(FoldedSe):
     """As conv2d_folded_se, with the projection of the block's skip connection.
 

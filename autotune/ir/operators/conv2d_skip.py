@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -20,7 +19,6 @@ SCALES = ("scale", "skip_scale")
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class Conv2dSkip(Convolution):
     """A convolution plus a 1x1 convolution of another tensor, such as the last of a ResNet's block and its projection.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -13,7 +12,6 @@ from autotune.ir.problem.registry import register
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class Conv2dWgrad(Convolution):
     """Weight gradient of a convolution: dy (n, p, q, k), x (n, h, w, c), y = dw (k, r, s, c/groups).
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from autotune.ir.operators.conv2d import Conv2d, Convolution
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Conv2dWithNorm(Convolution):
     """A convolution of x (n, h, w, c) with weight (k, c/groups, r, s), and a part of a batch normalization."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import einops
@@ -14,7 +13,6 @@ from autotune.ir.problem.registry import register
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class DepthToSpace(Images):
     """Moves groups of channels to block x block patches: y (n, h*block, w*block, c).
 

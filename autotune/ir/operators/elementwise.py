@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from autotune.ir.operators.pixelwise import Pixelwise
@@ -10,7 +9,6 @@ from autotune.ir.problem.registry import register
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class Elementwise(Pixelwise):
     """An epilogue of its own, where there is no kernel to append it to: y = epilogue(x), both (n, h, w, c)."""
 

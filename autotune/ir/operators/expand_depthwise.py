@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -18,7 +17,6 @@ _CONV = Epilogue(("conv",))
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class ExpandDepthwise(Windowed, Images):
     """A 1x1 convolution and the depthwise convolution that reads its result, as in MobileNetV2 and EfficientNet.
 

@@ -13,7 +13,7 @@ from autotune.ir.problem.base import Images, Operand, Tensors, as_nhwc, output_e
 from autotune.ir.problem.fields import NonNegative, NonNegativePair, Pair
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class FirstLayers(Images):
     """A convolution of an image in torch's order, and a max pool."""
 

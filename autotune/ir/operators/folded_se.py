@@ -15,7 +15,7 @@ from autotune.ir.operators.se_gate import apply_squeezed, gate_operands
 from autotune.ir.problem.base import Operand, Tensors
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class FoldedSe(Convolution):
     """A convolution whose gate is computed from the mean of another convolution of the same input, by w1."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
@@ -15,7 +14,6 @@ from autotune.ir.problem.registry import register
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class Gemm(Problem):
     """Matrix product of a linear layer: x (m, k), weight (n, k) as torch.nn.Linear has it, y = x weight^T (m, n).
 

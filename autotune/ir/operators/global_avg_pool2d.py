@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -13,7 +12,6 @@ from autotune.ir.problem.registry import register
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class GlobalAvgPool2d(Images):
     """The mean of all pixels: x (n, h, w, c), y (n, 1, 1, c), which is the x (n, c) of a gemm."""
 

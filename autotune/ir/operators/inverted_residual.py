@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -18,7 +17,6 @@ _CONVS = Epilogue(("conv", "conv"))
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class InvertedResidual(Windowed, Images):
     """An inverted residual block without squeeze-and-excitation, as in MobileNetV2.
 

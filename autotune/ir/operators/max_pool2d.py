@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -14,7 +13,6 @@ from autotune.ir.problem.registry import register
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class MaxPool2d(CeilPool2d):
     """Max pooling: x (n, h, w, c), y (n, p, q, c). Padding is below every value; ceil=1 is torch's ceil_mode."""
 

@@ -17,7 +17,7 @@ MOST_PLACES = 128
 """Values of a window whose places fit a signed byte."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PoolWithPlaces(CeilPool2d):
     """A max pool whose places of largest values are known, or its gradient."""
 
@@ -34,7 +34,6 @@ class PoolWithPlaces(CeilPool2d):
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class MaxPool2dPlaces(PoolWithPlaces):
     """Max pooling in training: x (n, h, w, c), y (n, p, q, c), and places (n, p, q, c) in s8 for the gradient.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -14,7 +13,6 @@ from autotune.ir.problem.registry import register
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class MaxPool2dPlacesGradient(PoolWithPlaces):
     """Input gradient of max pooling: dy and places (n, p, q, c), y = dx (n, h, w, c).
 

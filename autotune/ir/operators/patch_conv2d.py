@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -15,7 +14,6 @@ from autotune.ir.problem.registry import register
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class PatchConv2d(Images):
     """Convolution of patches that do not overlap, on an image in torch's order: stride and filter are the block.
 

@@ -13,7 +13,7 @@ IMAGE_SIZES = "n h w c"
 IMAGE_STRUCT = "at_pixels"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Pixelwise(Images):
     """Each pixel of y (n, h, w, c) depends on the pixel of x (n, h, w, c) at its position."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -17,7 +16,6 @@ _CONV = Epilogue(("conv",))
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class PointwisePair(Images):
     """Two 1x1 convolutions with steps between them, such as the last of a ResNet's block and the first of the next.
 

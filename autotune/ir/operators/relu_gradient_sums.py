@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -18,7 +17,6 @@ SUMS_OF_GRADIENT, SUMS_OF_MASKED, SUMS_OF_PRODUCT, SUMS_OF_FACTOR = range(4)
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class ReluGradientSums(Images):
     """The input gradient of a ReLU, y (n, h, w, c), with sums (n, rows, c) in float32 over the pixels of each image.
 

@@ -62,7 +62,7 @@ def apply_squeezed(
     return x * gates[:, None, None, :]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SelfGated(Images):
     """The base of operators that scale x (n, h, w, c) by the gate of its own mean; y has the shape of x."""
 

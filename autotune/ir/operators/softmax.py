@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -13,7 +12,6 @@ from autotune.ir.problem.registry import register
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class Softmax(Pixelwise):
     """Softmax over channels: x and y (n, h, w, c), y = exp(x) / sum(exp(x)) in each pixel."""
 

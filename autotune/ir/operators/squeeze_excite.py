@@ -28,7 +28,7 @@ def _one_of(known: Iterable[str]) -> FieldType:
     return FieldType("WORD", f"one of {', '.join(known)}", str, check)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Excitation(SelfGated):
     """The base of operators with the gates of squeeze-and-excitation and the activations of a network.
 
@@ -54,7 +54,6 @@ class Excitation(SelfGated):
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class SqueezeExcite(Excitation):
     """Squeeze-and-excitation with the activations of a network, such as those of EfficientNet and MobileNetV3.
 
@@ -70,7 +69,6 @@ class SqueezeExcite(Excitation):
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class SeGates(Excitation):
     """The gates of squeeze-and-excitation: y (n, 1, 1, c) = epilogue(gates). Another layer scales x by them.
 

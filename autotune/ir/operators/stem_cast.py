@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from autotune.core import ProblemError
@@ -13,7 +12,6 @@ from autotune.ir.problem.registry import register
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class StemCast(FirstLayers):
     """A stem and the cast of its result to an 8-bit format: y and the epilogue's tensors are in `result`.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -14,7 +13,6 @@ from autotune.ir.problem.registry import register
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class ToChannelsLast(Images):
     """NCHW to NHWC: x (n, c, h, w) in torch's order, y (n, h, w, to); before the epilogue, channels from c on are 0."""
 

@@ -77,7 +77,7 @@ class OperatorCall:
         return _function(self.operator), tuple(map(resolved, self.args)), kwargs
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TorchCall(Problem):
     """The result of the last of `calls`, or the input if there are none; only torch solves this problem.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -18,7 +17,6 @@ _LARGEST = 2**31 - 1  # of the kernels' 32-bit positions
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class Upsample(Images):
     """Resized images: x (n, h, w, c), y (n, p, q, c), by the nearest pixel or by linear interpolation in both axes.
 

@@ -14,7 +14,7 @@ from autotune.core import ProblemError
 from autotune.ir.byte_formats import BYTE_FORMATS
 from autotune.ir.epilogue import MAX_SCALARS, AnchorFunction, Argument, Epilogue
 from autotune.ir.epilogue_steps import ANCHORS
-from autotune.ir.problem.fields import TENSOR_DTYPES, DtypeName, field_types
+from autotune.ir.problem.fields import TENSOR_DTYPES, DtypeName, field_types, reader_of_fields
 
 Tensors = Mapping[str, torch.Tensor]
 """Operand name -> tensor."""
@@ -49,11 +49,11 @@ class Operand:
         return math.prod(self.shape) * TENSOR_DTYPES[self.dtype].itemsize
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Problem:
     """The computation of one layer, for given sizes and dtypes, independent of any device.
 
-    An operator is a subclass: a frozen dataclass, made known by `register`. Its fields are the sizes; their types say
+    An operator is a subclass, which `register` makes a frozen dataclass. Its fields are the sizes; their types say
     how they are written in a problem's text (see fields.py). A subclass defines `output_shape`, `flops`, `_inputs` and
     `reference`, and these class variables.
 
@@ -107,6 +107,20 @@ class Problem:
             raise ProblemError(f"'{self}' has no output: its window is larger than its padded input")
         if (tensors := len(self.operands())) > self.max_operands:
             raise ProblemError(f"'{self}' has {tensors} tensors; at most {self.max_operands} are possible")
+
+    # One method for all operators, because dataclasses would compile each class's own when it is imported.
+    def __eq__(self, other: object) -> bool:
+        return self is other or (type(self) is type(other) and self._values == other._values)
+
+    def __hash__(self) -> int:
+        return hash(self._values)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}('{self}')"
+
+    @property
+    def _values(self) -> object:
+        return reader_of_fields(type(self))(self)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         types = field_types(type(self))
@@ -222,7 +236,7 @@ def limit_us(problem: Problem, flops_per_us: float, bytes_per_us: float) -> floa
     return max(problem.flops / rate, problem.bytes / bytes_per_us)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Images(Problem):
     """A problem on n images of h x w pixels with c channels.
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import typing
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Annotated, Any, cast
 
 import torch
@@ -146,11 +148,26 @@ def field_types(operator: type[Any]) -> Mapping[str, FieldType]:
 
 
 @cache
+def reader_of_fields(operator: type[Any]) -> Callable[[Any], Any]:
+    """Return a function that returns the values of all fields of an operator's problem."""
+    return attrgetter(*(field.name for field in dataclasses.fields(operator)))
+
+
+@cache
 def _field_types(operator: type[Any]) -> Mapping[str, FieldType]:
-    hints = typing.get_type_hints(operator, include_extras=True)
+    known: dict[str, FieldType] = {}
+    for base in reversed(operator.__mro__[1:]):
+        if dataclasses.is_dataclass(base):
+            known.update(_field_types(base))
+    # The annotations of the class alone: evaluating those of its bases again would take most of the time.
+    own = {"__annotations__": inspect.get_annotations(operator), "__module__": operator.__module__}
+    hints = typing.get_type_hints(type(operator.__name__, (), own), include_extras=True)
     found = {}
     for field in dataclasses.fields(operator):
-        own = [extra for extra in getattr(hints[field.name], "__metadata__", ()) if isinstance(extra, FieldType)]
-        if own or hints[field.name] in _TYPES:
-            found[field.name] = own[0] if own else _TYPES[hints[field.name]]
+        hint = hints.get(field.name)
+        given = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, FieldType)]
+        if given or (hint is not None and hint in _TYPES):
+            found[field.name] = given[0] if given else _TYPES[hint]
+        elif hint is None and field.name in known:
+            found[field.name] = known[field.name]
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import TypeVar
+from typing import TypeVar, dataclass_transform
 
 from autotune.core import AutotuneError, ProblemError, require_one_of
 from autotune.ir.problem.base import Problem
@@ -17,8 +17,9 @@ P = TypeVar("P", bound=Problem)
 _BUILT_IN_PACKAGE = "autotune.ir.operators."
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 def register(cls: type[P]) -> type[P]:
-    """Make an operator known, as a decorator of its class.
+    """Make a class a frozen dataclass, unless it is one, and its operator known; a decorator.
 
     Kernels of a user's operator receive its C struct, which is declared for them from `sizes`. Operators may share a
     struct if its fields are the same.
@@ -26,6 +27,8 @@ def register(cls: type[P]) -> type[P]:
     Raises:
         ProblemError: A name cannot be used in C, is taken, or is no attribute of the problem.
     """
+    if "__dataclass_fields__" not in vars(cls):
+        cls = dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)(cls)
     for name in (cls.operator, cls.struct, *cls.sizes.split()):
         if not re.fullmatch(r"[a-z]\w*", name):
             raise ProblemError(f"{cls.__name__}: '{name}' cannot be a name in C: use small letters, digits and _")

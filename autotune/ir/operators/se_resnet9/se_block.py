@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -17,7 +16,6 @@ _CONV_AND_GATE = Epilogue(("conv", "gate"))
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class SeBlock(Images):
     """A residual block: two 3x3 convolutions, squeeze-and-excitation, and the steps around them.
 

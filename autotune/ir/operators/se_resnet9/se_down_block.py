@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -19,7 +18,6 @@ _CONV_GATE_AND_PROJECT = Epilogue(("conv", "gate", "project"))
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class SeDownBlock(Images):
     """A residual block that halves its image: as se_block, but with stride 2, and with a projection as its identity.
 

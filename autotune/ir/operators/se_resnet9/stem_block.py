@@ -17,7 +17,7 @@ from autotune.ir.problem.base import Images, Operand, Tensors
 _STEM_AND_BLOCK = Epilogue(("keep", "conv", "conv", "gate", "add_kept"))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class StemBlock(Images):
     """The first layer, a convolution of patches, and the residual block after it."""
 

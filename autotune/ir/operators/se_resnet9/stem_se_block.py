@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from autotune.ir.operators.se_resnet9.stem_block import StemBlock
@@ -10,7 +9,6 @@ from autotune.ir.problem.registry import register
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class StemSeBlock(StemBlock):
     """A network's first layer and the residual block after it, whose identity is the layer's result.
 
