@@ -2,6 +2,8 @@
 
 Each checkout runs in a process of its own, with its own engine and databases.
 Samples alternate in random order, so that drifting clocks affect both alike.
+Two processes of one checkout still differ, by up to 0.7 % on an H200: compare a
+checkout with a copy of itself before you believe a smaller difference.
 The exit code is 1 if this checkout is slower in a case by more than
 --tolerance, with 95 % confidence.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +56,7 @@ def measure(catalogue: Catalogue, groups: list[Group], tell: Callable[[str], Non
     for group in groups or [one for one in catalogue.groups.values() if one.device == _gpu()[0]]:
         name, before = record_name(catalogue, group), _times(catalogue, group)
         for attempt in (1, 2):
-            require_quiet(group.device, _gpu())
+            require_quiet(group.device, settled(_gpu))
             _run(catalogue.root, command(group, name))
             now = _times(replace(catalogue, _records={}), replace(group, record=(name,)))
             moved = [one for one in before if abs(now[one] / before[one] - 1) > group.tolerance]
@@ -67,6 +68,19 @@ def measure(catalogue: Catalogue, groups: list[Group], tell: Callable[[str], Non
                 break
         put(catalogue.root, group.id, "record", f'"{name}"')
         tell(f"benchmarks/{name}.json is new: autotune figures --update writes its figures into the pages")
+
+
+def settled(read: Callable[[], list[str]], seconds: float = 10.0) -> list[str]:
+    """Return the answers to _QUERY once the GPU is idle, or after some seconds: its utilization is a mean of the past.
+
+    Args:
+        read: Returns the answers.
+        seconds: The longest wait.
+    """
+    deadline = time.monotonic() + seconds
+    while float((state := read())[1]) > BUSY_PERCENT and time.monotonic() < deadline:
+        time.sleep(seconds / 20)
+    return state
 
 
 def require_quiet(device: str, state: list[str]) -> None:
