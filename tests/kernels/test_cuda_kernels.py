@@ -1,7 +1,8 @@
 """CUDA kernels that solve a problem in one launch: their own text, run on a CPU; and what they refuse, with reasons."""
 
 import pytest
-from comparison import LIMIT
+import torch
+from comparison import LIMIT, relative_error
 from emulator import Emulated, assert_computes
 from kernels import config_of, fitting, proposed
 from repository import table_of
@@ -88,6 +89,20 @@ def test_the_kernels_text_solves_the_problem(name, text, values, launch_values, 
             assert emulated.shared_bytes(problem, launch) == cuda.group_norm.shared_bytes(problem, config, launch)
         cluster = config["parts"] if name == "cuda_inverted_residual" else config.get("cluster", 1)
         assert_computes(emulated, problem, launch, cluster, seed, LIMITS.get(name, LIMIT))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("hold", [0, 1])
+def test_group_norms_do_not_cancel_where_the_mean_is_large(hold, tmp_path):
+    problem = parse("group_norm n=1 h=40 w=40 c=16 groups=4 dtype=f32")
+    emulated = Emulated(proposed("cuda_group_norm", problem, config_of("cuda_group_norm", (4, 128, 2)), SM90), tmp_path)
+    x = torch.randn(1, 40, 40, 16, generator=torch.Generator().manual_seed(0)) + 2000.0
+    x[0, :, :, ::3] -= 4000.0
+    exact = x.double().view(1600, 4, 4)
+    exact = exact - exact.mean((0, 2), keepdim=True)
+    exact = exact / (exact.square().mean((0, 2), keepdim=True) + 1e-5).sqrt()
+    found = emulated.run(problem, {"x": x}, (1e-5,), {"together": 2, "hold": hold}, 2)
+    assert relative_error(found["y"].view(1600, 4, 4), exact) < 1e-6
 
 
 # Of each family, a problem that it serves; and what differs in those that it does not serve, with words of the reason.

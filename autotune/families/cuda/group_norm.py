@@ -11,7 +11,7 @@ from autotune.ir import DTYPES, Epilogue
 from autotune.ir.operators import GroupNorm
 
 _TOGETHER = Parameter("together", (1, 2, 4, 8, 16, 32, 64), "neighbouring groups a block")
-_HOLD = Parameter("hold", (0, 1), "1: the input waits in shared memory for its mean; 0: it is read three times")
+_HOLD = Parameter("hold", (0, 1), "1: the input waits in shared memory for its mean; 0: it is read twice")
 _SECTOR = 32  # bytes that memory delivers at once; a pixel's part of a block should have no fewer
 _BARRIER_READS = 12  # that the barriers of a cluster take the time of
 _CHOICES = 3  # values of `together` that are timed, from the first that fills a sector on
@@ -28,7 +28,8 @@ def _together(problem: GroupNorm, config: Config) -> list[int]:
         and size * together % vector == 0
         and (together == 1 or size * together <= vector * threads)
     ]
-    filled = [together for together in possible if size * together * DTYPES[problem.dtype].itemsize >= _SECTOR]
+    fewest = _SECTOR if config["cluster"] == 1 else _SECTOR // 2  # the blocks of a cluster are there to be many
+    filled = [together for together in possible if size * together * DTYPES[problem.dtype].itemsize >= fewest]
     return (filled or possible[-1:])[:_CHOICES]
 
 
@@ -84,7 +85,7 @@ class CudaGroupNorm(VectorFamily[GroupNorm]):
             cluster = int(config["cluster"])
             blocks = problem.n * problem.groups // launch[_TOGETHER.name] * cluster
             waves = max(1.0, blocks * int(config["threads"]) / (arch.processors * arch.sm_threads))
-            reads = 2 if launch[_HOLD.name] else 3
+            reads = 1 if launch[_HOLD.name] else 2
             barriers = _BARRIER_READS if cluster > 1 else 0
             return waves * (_visits(problem, config, launch[_TOGETHER.name]) * reads + 8 + barriers)
 
