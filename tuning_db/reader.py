@@ -7,14 +7,13 @@ digest must be one that they signed.
 from __future__ import annotations
 
 import json
-import math
-import re
 import sqlite3
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from tuning_db import rows
 from tuning_db.errors import DatabaseError, explained
 from tuning_db.location import check, connect, execute
 from tuning_db.ranking import ranked
@@ -27,60 +26,9 @@ if TYPE_CHECKING:
 
 Made = TypeVar("Made")
 
-KINDS = ("device_image", "shared_library", "cudnn_plan")
-"""All kinds of binaries."""
-
-_INT32 = 2**31
-"""Launch values are passed to kernels as 32-bit integers."""
-
 _MEASUREMENTS = "m.id, m.digest, m.kernel_id, m.launch, m.status, m.median_us, m.final, m.details FROM measurement m"
 _PLANS = "p.id, p.digest, p.network, p.median_us, p.choices, p.details FROM plan p"
 """SQL of the columns that are read of a row, its digest among them."""
-
-
-class _Device(NamedTuple):
-    id: int
-    name: str
-    target: str
-    flops_per_us: float
-    bytes_per_us: float
-
-
-class _Library(NamedTuple):
-    id: int
-    digest: str
-    kind: str
-    target: str
-    size: int
-
-
-class _Kernel(NamedTuple):
-    id: int
-    family: str
-    config: str
-    dtype: str
-    epilogue: str
-    target: str
-    symbol: str
-    weight_layouts: Mapping[str, str]
-    launch_names: Sequence[str]
-    library: _Library | None
-
-
-class _Measurement(NamedTuple):
-    kernel_id: int
-    kernel: _Kernel
-    launch: Mapping[str, int]
-    median_us: float | None
-    final: bool
-    details: Mapping[str, Any]
-
-
-class _Plan(NamedTuple):
-    median_us: float
-    choices: Sequence[Mapping[str, Any]]
-    details: Mapping[str, Any]
-    digest: str | None
 
 
 class Reader:
@@ -99,7 +47,7 @@ class Reader:
     def __init__(self, path: Path, keys: Sequence[str] = (), name: str = "") -> None:
         self.name, self._path = name or str(path), path
         check(path)
-        self._kernels: dict[int, _Kernel] = {}
+        self._kernels: dict[int, rows.Kernel] = {}
         self._unpacker = Unpacker(self.name, self._dictionary)
         self._signed: frozenset[str] | None = None
         self._connection = connect(path)
@@ -117,11 +65,11 @@ class Reader:
     def __exit__(self, *_: object) -> None:
         self._connection.close()
 
-    def devices(self) -> Sequence[_Device]:
+    def devices(self) -> Sequence[rows.Device]:
         """Return all devices."""
         return self._devices
 
-    def device(self, name: str) -> _Device | None:
+    def device(self, name: str) -> rows.Device | None:
         """Return a device by its name; None if it is not known."""
         return next((row for row in self._devices if row.name == name), None)
 
@@ -129,7 +77,7 @@ class Reader:
         """Return the texts of all problems."""
         return self._problem_texts
 
-    def ranking(self, device: protocols.Device, problem: str) -> list[_Measurement]:
+    def ranking(self, device: protocols.Device, problem: str) -> list[rows.Measurement]:
         """Return the verified candidates for a problem (its text) on a device, best first, each once."""
         return ranked(self._measured(device, problem, "AND m.status = 'ok' ORDER BY m.median_us, m.id"))
 
@@ -138,7 +86,7 @@ class Reader:
         fastest = "AND m.median_us IS NOT NULL ORDER BY m.median_us, m.id LIMIT 1"
         return next((row.median_us for row in self._measured(device, problem, fastest)), None)
 
-    def plan(self, device: protocols.Device, network: str) -> _Plan | None:
+    def plan(self, device: protocols.Device, network: str) -> rows.Plan | None:
         """Return the newest plan of a network on a device; None if there is none."""
         newest = f"SELECT {_PLANS} WHERE p.device_id = ? AND p.network = ? ORDER BY p.id DESC LIMIT 1"
         return next((self._plan(device, *row) for row in self._rows(newest, device.id, network)), None)
@@ -146,16 +94,16 @@ class Reader:
     def planned(self, device: protocols.Device) -> list[str]:
         """Return the networks that have a plan on a device, in the order of their newest plans."""
         newest = "SELECT max(id) FROM plan WHERE device_id = ? GROUP BY network"
-        rows = self._rows(f"SELECT {_PLANS} WHERE p.id IN ({newest}) ORDER BY p.id", device.id)
-        for row in rows:
+        found = self._rows(f"SELECT {_PLANS} WHERE p.id IN ({newest}) ORDER BY p.id", device.id)
+        for row in found:
             self._plan(device, *row)
-        return [network for _, _, network, *_ in rows]
+        return [network for _, _, network, *_ in found]
 
     def networks(self, start: str = "") -> list[tuple[str, str]]:
         """Return key and text of each network whose key starts with a text, the newest first."""
         return [self._network(*row) for row in self._network_rows if str(row[2]).startswith(start)]
 
-    def kernel(self, kernel_id: int) -> _Kernel:
+    def kernel(self, kernel_id: int) -> rows.Kernel:
         """Return a kernel by its id; raises KeyError if there is none."""
         if kernel_id not in self._kernels:
             self._kernels[kernel_id] = self._read_kernel(kernel_id)
@@ -169,8 +117,10 @@ class Reader:
             kinds: Their dtypes and epilogues, as at the end of a problem's text: "f16 epilogue=bias,relu".
         """
         query = "SELECT id, source, dtype, epilogue FROM kernel WHERE target = ? AND library_id IS NOT NULL"
-        rows = self._rows(query, target)
-        return {one: _text(source) for one, source, dtype, epilogue in rows if f"{dtype} epilogue={epilogue}" in kinds}
+        found = self._rows(query, target)
+        return {
+            one: rows.text(source) for one, source, dtype, epilogue in found if f"{dtype} epilogue={epilogue}" in kinds
+        }
 
     def build_facts(self, library: protocols.Library) -> dict[str, Any]:
         """Return how a binary was made: compiler, flags, cutlass and abi_version."""
@@ -227,14 +177,14 @@ class Reader:
     # Cached: the runtime reads these small tables once for each layer.
 
     @cached_property
-    def _devices(self) -> list[_Device]:
+    def _devices(self) -> list[rows.Device]:
         query = "SELECT id, name, target, flops_per_us, bytes_per_us FROM device ORDER BY id"
-        return [self._checked("device", row[0], lambda: _device(*row)) for row in self._rows(query)]  # noqa: B023
+        return [self._checked("device", row[0], lambda: rows.device(*row)) for row in self._rows(query)]  # noqa: B023
 
     @cached_property
     def _problem_texts(self) -> list[str]:
         return [
-            self._checked("problem", number, lambda: _text(text))  # noqa: B023
+            self._checked("problem", number, lambda: rows.text(text))  # noqa: B023
             for number, text in self._rows("SELECT id, text FROM problem ORDER BY id")
         ]
 
@@ -251,11 +201,11 @@ class Reader:
         """Return size and blob of a dictionary."""
         return next(iter(self._rows("SELECT size, blob FROM dictionary WHERE id = ?", number)), None)
 
-    def _measured(self, device: protocols.Device, problem: str, condition: str) -> list[_Measurement]:
+    def _measured(self, device: protocols.Device, problem: str, condition: str) -> list[rows.Measurement]:
         """Return measurements of a problem on a device."""
         where = "WHERE m.device_id = ? AND m.problem_id = (SELECT id FROM problem WHERE text = ?)"
-        rows = self._rows(f"SELECT {_MEASUREMENTS} {where} {condition}", device.id, problem)
-        return [self._measurement(device, problem, *row) for row in rows]
+        found = self._rows(f"SELECT {_MEASUREMENTS} {where} {condition}", device.id, problem)
+        return [self._measurement(device, problem, *row) for row in found]
 
     def _measurement(
         self,
@@ -269,11 +219,16 @@ class Reader:
         median_us: float | None,
         final: int,
         details: str,
-    ) -> _Measurement:
-        def made() -> tuple[_Measurement, str]:
+    ) -> rows.Measurement:
+        def made() -> tuple[rows.Measurement, str]:
             kernel = self.kernel(kernel_id)
-            row = _Measurement(
-                kernel_id, kernel, _launch(json.loads(launch)), _time(median_us), bool(final), _mapping(details)
+            row = rows.Measurement(
+                kernel_id,
+                kernel,
+                rows.launch(json.loads(launch)),
+                rows.time(median_us),
+                bool(final),
+                rows.mapping(details),
             )
             values = {**row._asdict(), "status": status}
             return row, digests.measurement(values, _named(device), problem, kernel._asdict())
@@ -289,11 +244,11 @@ class Reader:
         median_us: float,
         choices: str,
         details: str,
-    ) -> _Plan:
-        def made() -> tuple[_Plan, str]:
-            row = _Plan(float(median_us), json.loads(choices), _mapping(details), stored)
+    ) -> rows.Plan:
+        def made() -> tuple[rows.Plan, str]:
+            row = rows.Plan(float(median_us), json.loads(choices), rows.mapping(details), stored)
             for choice in row.choices:
-                _launch(choice["launch"])
+                rows.launch(choice["launch"])
             kernels = {choice["kernel"]: self.kernel(choice["kernel"])._asdict() for choice in row.choices}
             return row, digests.plan({**row._asdict(), "network": network}, _named(device), kernels)
 
@@ -301,24 +256,24 @@ class Reader:
 
     def _network(self, number: int, stored: str | None, key: str, body: str) -> tuple[str, str]:
         def made() -> tuple[tuple[str, str], str]:
-            return (_text(key), digests.unpacked(body)), digests.network({"key": key, "body": body})
+            return (rows.text(key), digests.unpacked(body)), digests.network({"key": key, "body": body})
 
         return self._whole("network", number, stored, made)
 
-    def _read_kernel(self, kernel_id: int) -> _Kernel:
+    def _read_kernel(self, kernel_id: int) -> rows.Kernel:
         query = """
             SELECT k.digest, k.id, k.family, k.config, k.dtype, k.epilogue, k.target, k.symbol,
                 k.weight_layouts, k.launch_names, k.library_id, l.id, l.digest, l.kind, l.target, l.size
             FROM kernel k LEFT JOIN library l ON l.id = k.library_id WHERE k.id = ?"""
-        rows = self._rows(query, kernel_id)
-        if not rows:
+        found = self._rows(query, kernel_id)
+        if not found:
             raise KeyError(kernel_id)  # the row that refers to it is damaged
-        stored, *plain, layouts, names, library_id, number, digest, kind, target, size = rows[0]
+        stored, *plain, layouts, names, library_id, number, digest, kind, target, size = found[0]
 
-        def made() -> tuple[_Kernel, str]:
-            library = None if library_id is None else _library(number, digest, kind, target, size)
-            decoded = {"weight_layouts": _mapping(layouts), "launch_names": json.loads(names), "library": library}
-            row = _Kernel(**dict(zip(_Kernel._fields, plain, strict=False)), **decoded)
+        def made() -> tuple[rows.Kernel, str]:
+            library = None if library_id is None else rows.library(number, digest, kind, target, size)
+            decoded = {"weight_layouts": rows.mapping(layouts), "launch_names": json.loads(names), "library": library}
+            row = rows.Kernel(**dict(zip(rows.Kernel._fields, plain, strict=False)), **decoded)
             return row, digests.kernel(row._asdict(), library and library._asdict())
 
         return self._whole("kernel", kernel_id, stored, made)
@@ -361,46 +316,5 @@ class Reader:
                 raise sqlite3.DataError(str(error)) from error
 
 
-def _device(number: int, name: object, target: object, flops: object, moved: object) -> _Device:
-    return _Device(number, _text(name), _text(target), _rate(flops), _rate(moved))
-
-
-def _library(number: int, digest: object, kind: object, target: object, size: object) -> _Library:
-    if not re.fullmatch("[0-9a-f]{64}", _text(digest)) or kind not in KINDS or not isinstance(size, int):
-        raise ValueError(f"{digest!r}, {kind!r}, {size!r} are not the digest, kind and size of a binary")
-    return _Library(number, _text(digest), _text(kind), _text(target), size)
-
-
 def _named(device: protocols.Device) -> dict[str, str]:
     return {"name": device.name, "target": device.target}
-
-
-def _mapping(text: str) -> dict[str, Any]:
-    """Return the JSON object of a text."""
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise TypeError(f"{text} is not a JSON object")
-    return value
-
-
-def _launch(values: Mapping[str, int]) -> Mapping[str, int]:
-    """Return launch values; raises TypeError or ValueError if they are none."""
-    if not all(isinstance(value, int) and -_INT32 <= value < _INT32 for value in values.values()):
-        raise ValueError(f"{values} are not 32-bit launch values")
-    return values
-
-
-def _time(value: float | None) -> float | None:
-    return None if value is None else float(value)
-
-
-def _rate(value: Any) -> float:
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{value} is not a rate")
-    return float(value)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a text")
-    return value
