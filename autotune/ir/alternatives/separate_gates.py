@@ -35,7 +35,8 @@ def separate_gates(wiring: Wiring, excite: Layer) -> Iterator[Alternative]:
         name = f"{excite.name}.apart"
         yield Alternative(name, (excite.name,), (*gate_layers(excite, name, made), scaled))
         conv = wiring.maker(excite.buffers["x"])
-        if conv and isinstance(conv.problem, Conv2d) and conv.problem.is_product and affine(conv) is not None:
+        product = conv and isinstance(conv.problem, Conv2d) and conv.problem.is_product
+        if conv and product and conv.problem.dtype == problem.dtype and affine(conv) is not None:
             name = f"{excite.name}.early"
             layers = (*gate_layers(excite, name, made, conv), dataclasses.replace(conv, name=f"{name}.conv"), scaled)
             yield Alternative(name, (conv.name, excite.name), layers)

@@ -11,6 +11,7 @@ from torch import nn
 
 from autotune.ir import WHOLE
 from autotune.ir import operators as op
+from autotune.ir.alternatives import alternatives
 from fused_resnet.capture import capture
 from fused_resnet.networks import se_resnet9_fixup
 from tuning_db import Store
@@ -424,3 +425,16 @@ def test_gates_of_large_images_are_computed_by_layers_of_their_own(linear, store
     assert [layer.problem.c for layer in early[:3]] == ([8, 8, 8] if linear else [])  # six hidden values are padded
     small = capture(model, (2, 3, 16, 16), "f32")
     assert not [one.name for one in small.alternatives if one.name.endswith((".apart", ".early", "_apart"))]
+
+
+def test_the_mean_of_a_quantized_convolutions_input_is_not_taken():
+    model = random_model(Gated(), size=40).half()
+    layers = capture(model, (2, 3, 48, 48), "f16").layers
+    in_bytes = tuple(
+        dataclasses.replace(layer, problem=dataclasses.replace(layer.problem, dtype="s8"))
+        if layer.name == "wide"
+        else layer
+        for layer in layers
+    )
+    found = [[one.name for one in alternatives(given) if one.name.endswith(".early")] for given in (layers, in_bytes)]
+    assert found == [["se.early"], []]
