@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -84,6 +83,8 @@ def is_wanted(choice: bool | None = None) -> bool:
 def why_unavailable(device: torch.device) -> str | None:
     """Return why Inductor cannot compile for a device; None if nothing is known that stands in its way."""
     if device.type == "cpu":
+        import shlex  # compiles a regular expression, which a first result need not wait for
+
         compiler = (shlex.split(os.environ.get("CXX", "")) or ["g++"])[0]
         return None if shutil.which(compiler) else f"there is no C++ compiler ({compiler})"
     if importlib.util.find_spec("triton") is None:

@@ -7,7 +7,6 @@ choices on the disk, so that a wrong one stays.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,6 +65,8 @@ def device_milliseconds(call: Callable[[], object], **options: object) -> float 
         call: Launches what is timed on the current stream.
         options: Options of torch's method, of which `return_mode="all"` applies: the times of all launches.
     """
+    import statistics  # takes 4 ms, also in a process that compiles nothing
+
     for _ in range(_WARM_UPS):
         call()
     torch.cuda.synchronize()
