@@ -135,7 +135,7 @@ def test_no_compiler_is_told_in_a_line(tmp_path):
 def test_several_objectives_end_with_the_pareto_front_of_optuna(sampler, tmp_path):
     path, exported = tmp_path / "front.db", tmp_path / "studies.sqlite3"
     problem = CONV.format(n=2)
-    limits = ("--trials", 8, "--budget", "5m", "--inductor", "off", "--from-db", "none")
+    limits = ("--trials", 8, "--gain", "0%", "--budget", "5m", "--inductor", "off", "--from-db", "none")
     done = script(
         "tune", "--arch", "cpu", "--problem", problem, *TWO_OBJECTIVES, "--sampler", sampler, *limits, "--db", path
     )
