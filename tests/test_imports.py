@@ -35,6 +35,7 @@ RUNTIME = {
         "opening",
         "ranking",
         "reader",
+        "rows",
         "trust",
     },
 }
