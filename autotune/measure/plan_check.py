@@ -132,12 +132,13 @@ def seeded_state(network: Network, device: torch.device, seed: int) -> dict[Cons
     """
     generator, of_scalars = torch.Generator(device).manual_seed(seed), torch.Generator().manual_seed(seed)
     state: dict[ConstantSource, torch.Tensor] = {}
-    num_sums = sum(not _SUMS.isdisjoint(layer.problem.epilogue.names) for layer in network.without_whole.layers)
+    num_sums = sum(bool(_SUMS.intersection(layer.problem.epilogue.names)) for layer in network.without_whole.layers)
     for layer in network.without_whole.all_layers:
         chain = layer.problem.epilogue
         factors = {step.arguments[0].name for step in chain.steps if step.name == "scale"}
-        gain = math.sqrt(1.0 if _RELUS.isdisjoint(chain.names) else 2.0)
-        gain /= math.sqrt(1.0 if _SUMS.isdisjoint(chain.names) else max(num_sums, 1))
+        gain = math.sqrt(2.0) if _RELUS.intersection(chain.names) else 1.0
+        if _SUMS.intersection(chain.names):
+            gain /= math.sqrt(max(num_sums, 1))
         for operand in layer.problem.operands():
             source = layer.weights.get(operand.name)
             if source is None or source in state or _is_literal(source):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
 import os
 import typing
 from collections.abc import Mapping, Sequence
@@ -90,12 +91,13 @@ def epilogues(draw: st.DrawFn, anchors: Sequence[str] = (), broadcasts: bool = F
 @st.composite
 def problems(draw: st.DrawFn, operator: type[Problem]) -> Problem:
     """Draw a valid problem of an operator."""
+    fields = {field.name for field in dataclasses.fields(operator)}
     hints = typing.get_type_hints(operator, include_extras=True)
     chains = epilogues(operator.anchors, operator.broadcasts)
     values = {
         name: draw(chains if hint is Epilogue else _values(name, hint))
         for name, hint in hints.items()
-        if hint is Epilogue or hint in _VALUES or name in ("pieces", "act", "gate")
+        if name in fields and (hint is Epilogue or hint in _VALUES or name in ("pieces", "act", "gate"))
     }
     if operator is Conv2dSkip:
         values |= _skip_sizes(values)

@@ -10,7 +10,7 @@ from itertools import product
 from autotune.core import Architecture, ceil_div, round_up
 from autotune.families.base import Config, ConfigNumbers, Parameter, Rules, Value, require
 from autotune.families.cuda.common import TensorCoreFamily
-from autotune.families.cuda.rules import require_shared
+from autotune.families.cuda.rules import require_clusters, require_shared
 from autotune.ir import DTYPES, Epilogue
 from autotune.ir.operators import InvertedResidual
 
@@ -264,7 +264,7 @@ class CudaInvertedResidual(TensorCoreFamily[InvertedResidual]):
         yield require(
             not epilogue.accesses_tensors_early, "steps before the last convolution must not read or write tensors"
         )
-        yield require(tile.parts == 1 or (arch.capability or 0) >= 90, "clusters of blocks need sm_90")
+        yield require_clusters(arch, tile.parts)
         shape = tile.tile_h, tile.tile_w
         yield require(tile.tile_w in _WIDTHS[tile.tile_h], f"of {tile.tile_h} rows it has tiles of other widths")
         yield require(tile.strip in _STRIPS[tile.tile_h], f"of {tile.tile_h} rows it has strips of other heights")

@@ -18,6 +18,11 @@ def require_access(elements: int, dtype: str) -> str | None:
     )
 
 
+def require_clusters(arch: Architecture, blocks: int) -> str | None:
+    """Require that an architecture has clusters if a cluster has more than one block."""
+    return require(blocks == 1 or (arch.capability or 0) >= 90, "clusters of blocks need sm_90")
+
+
 def require_registers(arch: Architecture, threads: int, registers: int, most: int) -> str | None:
     """Require that a multiprocessor can hold a block; `registers` are those of a thread, of which it has `most`."""
     fits = min(most, arch.sm_registers // threads)

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from autotune.core import Architecture
 from autotune.families.base import Config, Launch, Parameter, Rules, require
+from autotune.families.cuda.rules import require_clusters
 from autotune.families.cuda.se_tail import VECTOR, GatedFamily
 from autotune.families.shared_rules import ACT, GATE, ActivationsFamily
 from autotune.ir import DTYPES, Epilogue
@@ -41,7 +42,7 @@ class ClusterFamily(ActivationsFamily[P], GatedFamily[P]):
     compile_seconds = (0.9, 0.4)
 
     def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
-        yield require(config["cluster"] == 1 or (arch.capability or 0) >= 90, "clusters of blocks need sm_90")
+        yield require_clusters(arch, int(config["cluster"]))
         yield from super().illegal(config, arch, dtype, epilogue)
 
     def unfit(self, problem: P, config: Config, arch: Architecture) -> Rules:

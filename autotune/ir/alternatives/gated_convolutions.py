@@ -27,21 +27,25 @@ def gated_convolutions(wiring: Wiring, conv: Layer) -> Iterator[Alternative]:
 
 
 def fold_gate(conv: Layer, tail: Layer, name: str) -> Layer | None:
-    """Return both as one layer whose hidden values are computed by a filter of the convolution's input.
+    """Return both as one layer whose hidden values are computed by a filter of the convolution's input, if one can."""
+    squeeze = squeeze_of_input(conv, tail)
+    return _with_gate(conv, tail, name, Conv2dFoldedSe, squeeze) if squeeze else None
+
+
+def squeeze_of_input(conv: Layer, excite: Layer) -> dict[str, ConstantSource] | None:
+    """Return the filter w1 and the bias b1 that compute the hidden values from the mean of a convolution's input.
 
     None if the convolution has groups, or an epilogue that is not linear: the mean must commute with it.
     """
     product = conv.problem
     assert isinstance(product, Conv2d)
-    factors = affine(conv)
+    factors = _affine(conv)
     if factors is None or product.groups > 1:
         return None
     scale, shift = factors
-    filters = ConstantExpr("squeeze_filter", (conv.weights["weight"], tail.weights["w1"], *([scale] if scale else [])))
-    bias = tail.weights["b1"]
-    if shift:
-        bias = ConstantExpr("squeeze_bias", (bias, tail.weights["w1"], shift))
-    return _with_gate(conv, tail, name, Conv2dFoldedSe, {"w1": filters, "b1": bias})
+    w1, b1 = excite.weights["w1"], excite.weights["b1"]
+    filters = ConstantExpr("squeeze_filter", (conv.weights["weight"], w1, *([scale] if scale else [])))
+    return {"w1": filters, "b1": ConstantExpr("squeeze_bias", (b1, w1, shift)) if shift else b1}
 
 
 def _with_gate(
@@ -60,7 +64,7 @@ def _with_gate(
     return joined(problem, (conv, tail), name, buffers, weights | changed)
 
 
-def affine(layer: Layer) -> tuple[ConstantSource | None, ConstantSource | None] | None:
+def _affine(layer: Layer) -> tuple[ConstantSource | None, ConstantSource | None] | None:
     """Return factor and summand if the layer's epilogue is value * factor + summand, else None."""
     scale: ConstantSource | None = None
     shift: ConstantSource | None = None

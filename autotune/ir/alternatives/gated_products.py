@@ -34,13 +34,12 @@ def _split(excite: Layer, conv: Layer, name: str) -> tuple[Layer, Layer] | None:
     """Return the gates and the rest as two layers; None if the second cannot have all tensors, scalars and steps."""
     gated, product = excite.problem, conv.problem
     assert isinstance(gated, SeTail | SqueezeExcite) and isinstance(product, Conv2d)
-    act, gate = (gated.act, gated.gate) if isinstance(gated, SqueezeExcite) else ("relu", "sigmoid")
     sizes = fields_of(gated, "n h w dtype")
     made = f"{excite.buffers['x']}.{name}.gates"
     gates = dataclasses.replace(
         excite,
         name=f"{name}.gates",
-        problem=SeGates(**sizes, c=gated.c, hidden=gated.hidden, act=act, gate=gate),
+        problem=SeGates(**sizes, c=gated.c, hidden=gated.hidden, act=gated.act, gate=gated.gate),
         buffers={"x": excite.buffers["x"], "y": made},
         weights={operand: excite.weights[operand] for operand in ("w1", "b1", "w2", "b2")},
         scalars=(),

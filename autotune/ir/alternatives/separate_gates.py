@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from autotune.core import round_up
-from autotune.ir.alternatives.gated_convolutions import affine
+from autotune.ir.alternatives.gated_convolutions import squeeze_of_input
 from autotune.ir.alternatives.joining import add_arguments, fields_of, joint_problem
 from autotune.ir.alternatives.wiring import Wiring
 from autotune.ir.constant_expr import ConstantExpr, ConstantSource
@@ -35,8 +35,9 @@ def separate_gates(wiring: Wiring, excite: Layer) -> Iterator[Alternative]:
         name = f"{excite.name}.apart"
         yield Alternative(name, (excite.name,), (*gate_layers(excite, name, made), scaled))
         conv = wiring.maker(excite.buffers["x"])
-        product = conv and isinstance(conv.problem, Conv2d) and conv.problem.is_product
-        if conv and product and conv.problem.dtype == problem.dtype and affine(conv) is not None:
+        if conv is None or not isinstance(conv.problem, Conv2d):
+            return
+        if conv.problem.is_product and conv.problem.dtype == problem.dtype and squeeze_of_input(conv, excite):
             name = f"{excite.name}.early"
             layers = (*gate_layers(excite, name, made, conv), dataclasses.replace(conv, name=f"{name}.conv"), scaled)
             yield Alternative(name, (conv.name, excite.name), layers)
@@ -59,16 +60,14 @@ def gate_layers(excite: Layer, name: str, made: str, conv: Layer | None = None) 
     """
     problem = excite.problem
     assert isinstance(problem, SeTail | SqueezeExcite)
-    act, gate = (problem.act, problem.gate) if isinstance(problem, SqueezeExcite) else ("relu", "sigmoid")
     source = conv.problem if conv else problem
     assert isinstance(source, Conv2d | SeTail | SqueezeExcite)
-    w1, b1, w2 = (excite.weights[operand] for operand in ("w1", "b1", "w2"))
-    first, bias = ConstantExpr("reshape", (w1,), (problem.hidden, problem.c, 1, 1)), b1
-    if conv:
-        scale, shift = affine(conv) or (None, None)
-        first = ConstantExpr("squeeze_filter", (conv.weights["weight"], w1, *([scale] if scale else [])))
-        bias = ConstantExpr("squeeze_bias", (b1, w1, shift)) if shift else b1
-    second = ConstantExpr("reshape", (w2,), (problem.c, problem.hidden, 1, 1))
+    own = excite.weights
+    squeeze = squeeze_of_input(conv, excite) if conv else None
+    first, bias = (squeeze or own)["w1"], (squeeze or own)["b1"]
+    if not squeeze:
+        first = ConstantExpr("reshape", (first,), (problem.hidden, problem.c, 1, 1))
+    second: ConstantSource = ConstantExpr("reshape", (own["w2"],), (problem.c, problem.hidden, 1, 1))
     hidden = round_up(problem.hidden, _VECTOR)
     if hidden != problem.hidden:
         first, bias = (ConstantExpr("pad_outputs", (one,), (hidden,)) for one in (first, bias))
@@ -82,15 +81,15 @@ def gate_layers(excite: Layer, name: str, made: str, conv: Layer | None = None) 
         ),
         Layer(
             f"{name}.hidden",
-            Conv2d(n=n, h=1, w=1, c=source.c, k=hidden, dtype=dtype, epilogue=Epilogue(("bias", act))),
+            Conv2d(n=n, h=1, w=1, c=source.c, k=hidden, dtype=dtype, epilogue=Epilogue(("bias", problem.act))),
             {"x": mean, "y": squeezed},
             {"weight": first, "bias0": bias},
         ),
         Layer(
             f"{name}.gates",
-            Conv2d(n=n, h=1, w=1, c=hidden, k=problem.c, dtype=dtype, epilogue=Epilogue(("bias", gate))),
+            Conv2d(n=n, h=1, w=1, c=hidden, k=problem.c, dtype=dtype, epilogue=Epilogue(("bias", problem.gate))),
             {"x": squeezed, "y": made},
-            {"weight": second, "bias0": excite.weights["b2"]},
+            {"weight": second, "bias0": own["b2"]},
         ),
     )
 

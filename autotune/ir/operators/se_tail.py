@@ -20,6 +20,8 @@ class SeTail(SelfGated):
     """
 
     operator: ClassVar[str] = "se_tail"
+    act: ClassVar[str] = "relu"
+    gate: ClassVar[str] = "sigmoid"
 
     @property
     def short_name(self) -> str:

@@ -155,19 +155,13 @@ def reader_of_fields(operator: type[Any]) -> Callable[[Any], Any]:
 
 @cache
 def _field_types(operator: type[Any]) -> Mapping[str, FieldType]:
-    known: dict[str, FieldType] = {}
+    known: dict[str, FieldType | None] = {}
     for base in reversed(operator.__mro__[1:]):
         if dataclasses.is_dataclass(base):
             known.update(_field_types(base))
     # The annotations of the class alone: evaluating those of its bases again would take most of the time.
     own = {"__annotations__": inspect.get_annotations(operator), "__module__": operator.__module__}
-    hints = typing.get_type_hints(type(operator.__name__, (), own), include_extras=True)
-    found = {}
-    for field in dataclasses.fields(operator):
-        hint = hints.get(field.name)
-        given = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, FieldType)]
-        if given or (hint is not None and hint in _TYPES):
-            found[field.name] = given[0] if given else _TYPES[hint]
-        elif hint is None and field.name in known:
-            found[field.name] = known[field.name]
-    return found
+    for name, hint in typing.get_type_hints(type(operator.__name__, (), own), include_extras=True).items():
+        given = (extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, FieldType))
+        known[name] = next(given, _TYPES.get(hint))
+    return {field.name: kind for field in dataclasses.fields(operator) if (kind := known.get(field.name))}
