@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from autotune.core import Architecture, ceil_div
 from autotune.families.base import Config, Launch, Parameter, Rules, require
 from autotune.families.cuda.common import VectorFamily
+from autotune.families.cuda.rules import require_clusters
 from autotune.ir import DTYPES, Epilogue
 from autotune.ir.operators import GroupNorm
 
@@ -28,8 +29,7 @@ def _together(problem: GroupNorm, config: Config) -> list[int]:
         and size * together % vector == 0
         and (together == 1 or size * together <= vector * threads)
     ]
-    fewest = _SECTOR if config["cluster"] == 1 else _SECTOR // 2  # the blocks of a cluster are there to be many
-    filled = [together for together in possible if size * together * DTYPES[problem.dtype].itemsize >= fewest]
+    filled = [together for together in possible if size * together * DTYPES[problem.dtype].itemsize >= _SECTOR]
     return (filled or possible[-1:])[:_CHOICES]
 
 
@@ -65,7 +65,7 @@ class CudaGroupNorm(VectorFamily[GroupNorm]):
     launch_parameters = (_TOGETHER, _HOLD)
 
     def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
-        yield require(config["cluster"] == 1 or (arch.capability or 0) >= 90, "clusters of blocks need sm_90")
+        yield require_clusters(arch, int(config["cluster"]))
         yield from super().illegal(config, arch, dtype, epilogue)
 
     def unfit(self, problem: GroupNorm, config: Config, arch: Architecture) -> Rules:
