@@ -19,6 +19,7 @@ import torch
 
 from autotune.runtime.binding import BoundStep
 from autotune.runtime.engine import Graph
+from autotune.runtime.graph_edges import GraphEdges
 from autotune.runtime.network_plan import BoundLayer, Executable, add_kernels, make_runs
 from autotune.runtime.torch_capture import CapturePlace, TorchGraph
 
@@ -100,24 +101,26 @@ class CapturedLayers:
 
     def _joined(self) -> Graph:
         """Return the engine's graph of all layers, which contains the graphs of torch."""
-        graph = Graph(self._device.index or 0, self._slots)
+        graph, edges = Graph(self._device.index or 0, self._slots), GraphEdges()
         made_by: dict[str, int] = {}  # the node after which a buffer holds its values
         copied: dict[str, int] = {}  # the same for the copies of the caller's tensors
         captured: int | None = None
         for part in self._parts:
             if part.graph is None:
-                add_kernels(graph, part.layers, made_by)
+                add_kernels(graph, part.layers, made_by, edges)
                 continue
             for name in sorted(self._callers.keys() & part.reads - copied.keys()):
-                to, made = self._copy(name), [made_by[name]] if name in made_by else []
+                to, made = self._copy(name), edges.add([made_by[name]] if name in made_by else [])
                 copied[name] = graph.add_copy(to.data_ptr(), -1 - self._callers[name], to.nbytes, made)
             after = {copied.get(name, made_by.get(name)) for name in part.reads} | {captured}
             assert part.graph.handle is not None
-            captured = graph.add_captured(part.graph.handle, sorted(node for node in after if node is not None))
+            captured = graph.add_captured(part.graph.handle, edges.add(node for node in after if node is not None))
             made_by |= dict.fromkeys(part.writes, captured)
             for name in sorted(self._callers.keys() & part.writes):
                 copied[name], one = captured, self._copy(name)
-                made_by[name] = graph.add_copy(-1 - self._callers[name], one.data_ptr(), one.nbytes, [captured])
+                made_by[name] = graph.add_copy(
+                    -1 - self._callers[name], one.data_ptr(), one.nbytes, edges.add([captured])
+                )
         return graph
 
     def _copy(self, name: str) -> torch.Tensor:

@@ -15,6 +15,7 @@ from autotune.runtime import engine
 from autotune.runtime.binding import CHANNELS_LAST, BoundStep, TensorSlot, bind
 from autotune.runtime.binding_stream import binding_stream, free_with
 from autotune.runtime.engine import EngineError
+from autotune.runtime.graph_edges import GraphEdges
 from autotune.runtime.memory_planner import Arena, LayerAccess, plan_memory
 from autotune.runtime.selection import Compiler, KernelChoice, choices, select, torch_choice
 
@@ -293,20 +294,21 @@ def make_graph(bound: Sequence[BoundLayer], device: torch.device, slots: Sequenc
             the last one given are provided by each run, too.
     """
     graph = engine.Graph(device.index or 0, slots)
-    add_kernels(graph, bound, {})
+    add_kernels(graph, bound, {}, GraphEdges())
     return graph
 
 
-def add_kernels(graph: engine.Graph, bound: Sequence[BoundLayer], made_by: dict[str, int]) -> None:
+def add_kernels(graph: engine.Graph, bound: Sequence[BoundLayer], made_by: dict[str, int], edges: GraphEdges) -> None:
     """Add kernels to a CUDA graph, each after the nodes that write what it reads.
 
     Args:
         graph: The graph.
         bound: The layers, all with native kernels.
         made_by: The node that writes each activation, by its name; the kernels' results are added.
+        edges: The edges between the graph's nodes.
     """
     for item in bound:
-        after = sorted({made_by[name] for name in item.layer.reads if name in made_by})
+        after = edges.add(made_by[name] for name in item.layer.reads if name in made_by)
         number = graph.add(item.kernel, item.step.pointers, after, item.choice.overlap)
         made_by |= dict.fromkeys(item.layer.writes, number)
 
