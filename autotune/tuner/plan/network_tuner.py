@@ -67,7 +67,8 @@ def tune_network_plan(
     are faster when each layer runs alone (many small gains, each below the noise), the fastest kernels of our own (a
     single operator of PyTorch or plan of cuDNN keeps the network from being one graph of our own, and no change of one
     layer shows whether that pays), and the plan in use, which is that of the database for this network, or else of
-    another database, or else for another batch size. A descent may end in a local minimum. So a second one starts from
+    another database, or else for another batch size. In all of them each kernel overlaps the one before it; the plan in
+    use keeps its own overlaps if it is faster so. A descent may end in a local minimum. So a second one starts from
     the plan in use, or, if the first one did, from the faster of the others. The plan in use takes part in the last
     comparison, so the result is never slower than the plan in use; nor is it slower than the whole network on torch's
     operators, as far as these were compared with it. `details["torch_us"]` has their times of that comparison.
@@ -99,7 +100,7 @@ def tune_network_plan(
     timer = network_timer(worker, network, until.clock)
     in_use = plan_in_use(store, device, worker, network, known, copied, until)
     recorder = PlanRecorder(store, device, network, known)
-    whole, winners = _whole_plans(network, known), _winners(known)
+    whole, winners = _whole_plans(network, known), _winners(known, overlap=descend)
     saved = store.plan(device, network.key)  # a run that ends early keeps it
     # Inductor's code that was faster in an earlier run gives way only to what is faster than it was.
     recorder.keeps_faster = saved is not None and WHOLE in saved.details.get("alternatives", [])
@@ -115,11 +116,10 @@ def tune_network_plan(
     parts = network.without_whole
     further = _other_starts(store, device, parts, winners, known, descend)
     starts = [winners, *(plan for plan in further if timer.runs(plan))]
+    in_database = in_use if saved else None
     if in_use and not _is_whole(in_use, network):
-        if timer.runs(in_use):
-            starts.append(in_use)
-        else:
-            tell(f"the plan that the network would run now does not run: {timer.fault}")
+        in_use = _with_best_overlaps(timer, in_use, descend, tell)
+        starts += [in_use] if in_use else []
     timed = timer.compare_those_that_run(starts)
     if not timed:
         return recorder.row
@@ -128,7 +128,7 @@ def tune_network_plan(
     fastest, *others = sorted(timed, key=_median_us)
     if _median_us(fastest) < _fastest_us(whole):
         recorder.best_us = _median_us(fastest)
-        if recorder.row or fastest[0] is not in_use or saved is None:
+        if recorder.row or fastest[0] is not in_database:
             recorder.record(*fastest)
     comparison_seconds = min(COMPARISON_SECONDS, COMPARISON_SHARE * until.left) if whole else 0.0
     last_seconds = (len(starts) + 3) * timer.seconds * FINAL_ROUNDS / ROUNDS + comparison_seconds
@@ -218,7 +218,7 @@ def _without_failures(
             return None
         known[name][:] = left  # layers of one problem share a list
         plan = plan.with_assignments(
-            LayerAssignment(other, known[other][0].candidate)
+            replace(assignment, candidate=left[0].candidate, overlap=assignment.overlap and left[0].candidate.native)
             for other, assignment in plan.assignments.items()
             if known[other] is known[name] and assignment.candidate == failed
         )
@@ -234,11 +234,12 @@ def _record_whole(recorder: PlanRecorder, whole: _Whole, saved: PlanRow | None) 
                 recorder.record_if_faster(plan, _result(one.us, one.throttled))
 
 
-def _winners(known: Known) -> PlanState:
-    """Return the plan with the candidate of each layer that is the fastest alone."""
-    return PlanState({}).with_assignments(
+def _winners(known: Known, overlap: bool) -> PlanState:
+    """Return the plan with the candidate of each layer that is the fastest alone, and with all overlaps or none."""
+    plan = PlanState({}).with_assignments(
         LayerAssignment(name, each[0].candidate) for name, each in known.items() if each
     )
+    return plan.overlapping() if overlap else plan
 
 
 def _other_starts(
@@ -255,11 +256,22 @@ def _other_starts(
         LayerAssignment(name, next((one.candidate for one in each if one.candidate.native), each[0].candidate))
         for name, each in known.items()
         if each
-    )
+    ).overlapping()
     if own.sequence(parts) != winners.sequence(parts):
         yield own
         if faster:
             yield replace(own, alternatives=faster)
+
+
+def _with_best_overlaps(
+    timer: PlanTimer, plan: PlanState, descend: bool, tell: Callable[[str], object]
+) -> PlanState | None:
+    """Return the faster one of a plan and the same plan with all overlaps; None if it does not run."""
+    timed = timer.compare_those_that_run([plan, *([plan.overlapping()] if descend else [])])
+    if not timed:
+        tell(f"the plan that the network would run now does not run: {timer.fault}")
+        return None
+    return min(timed, key=_median_us)[0]
 
 
 def _conclude(

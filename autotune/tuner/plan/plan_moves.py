@@ -44,6 +44,10 @@ class PlanState:
         """Return this plan with other candidates for some layers."""
         return replace(self, assignments={**self.assignments, **{one.layer: one for one in assignments}})
 
+    def overlapping(self) -> PlanState:
+        """Return this plan with each kernel of our own overlapping the one before it."""
+        return self.with_assignments(replace(one, overlap=one.candidate.native) for one in self.assignments.values())
+
 
 class Move(ABC):
     """A change of a plan along one coordinate."""
@@ -64,7 +68,7 @@ class TakeAlternative(Move):
     alternative: Alternative
 
     def neighbors(self, plan: PlanState) -> list[PlanState]:
-        """Return two plans; none if a layer that they would run has no candidate."""
+        """Return one plan or two; none if a layer that they would run has no candidate."""
         own = [layer.name for layer in self.alternative.layers]
         if not plan.assignments.keys() >= set(own):
             return []
@@ -76,8 +80,10 @@ class TakeAlternative(Move):
             replaced = set(self.alternative.replaces)
             taken = [*(one for one in taken if replaced.isdisjoint(one.replaces)), self.alternative]
         toggled = replace(plan, alternatives=taken)
-        overlapping = [replace(plan.assignments[name], overlap=plan.assignments[name].candidate.native) for name in own]
-        return [toggled, toggled.with_assignments(overlapping)]
+        overlapping = toggled.with_assignments(
+            replace(plan.assignments[name], overlap=plan.assignments[name].candidate.native) for name in own
+        )
+        return [toggled] if overlapping == toggled else [toggled, overlapping]
 
 
 @dataclass(frozen=True)
