@@ -23,6 +23,8 @@ TEXTS = [
     "global_avg_pool2d n=1 h=7 w=8 c=3 dtype=f16 epilogue=none",
     "layer_norm n=1 h=7 w=8 c=3 dtype=f16 epilogue=scale,bias",
     "group_norm n=1 h=7 w=8 c=6 groups=2 dtype=f16 epilogue=scale,bias,relu",
+    "group_statistics n=2 h=7 w=8 c=6 groups=2 dtype=f16 epilogue=none",
+    "normalize n=2 h=7 w=8 c=6 dtype=f16 epilogue=scale,bias,silu",
     "conv2d_statistics n=2 h=7 w=8 c=8 k=24 r=3 s=3 stride=1,1 pad=1,1 dilation=1,1 groups=1 dtype=f16 epilogue=none",
     "conv2d_gradient_sums n=2 h=7 w=8 c=8 k=24 r=3 s=3 stride=1,1 pad=1,1 dilation=1,1 groups=1 relu=2 gradients=2 "
     "dtype=f16 epilogue=none",

@@ -168,10 +168,10 @@ def normalized(rng: random.Random, operator: str = "layer_norm") -> str:
     return f"{operator} n={rng.randint(1, 5)} h={rng.randint(1, 9)} w={rng.randint(1, 9)} c={c}"
 
 
-def groups_of_channels(rng: random.Random) -> str:
+def groups_of_channels(rng: random.Random, operator: str = "group_norm") -> str:
     groups = rng.choice((1, 2, 8, 32, 33, 36))
     sizes = f"h={rng.randint(2, 40)} w={rng.randint(1, 40)} c={groups * rng.choice((1, 2, 3, 4, 8, 20, 64))}"
-    return f"group_norm n={rng.randint(1, 5)} {sizes} groups={groups}"
+    return f"{operator} n={rng.randint(1, 5)} {sizes} groups={groups}"
 
 
 def batch_norm(rng: random.Random, operator: str, more: str = "") -> str:
@@ -328,6 +328,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_folded_conv2d": lambda rng: excited(rng).replace("conv2d_se", "conv2d_folded_se"),
     "cuda_global_avg_pool2d": lambda rng: pixels(rng, "global_avg_pool2d"),
     "cuda_group_norm": groups_of_channels,
+    "cuda_group_statistics": lambda rng: groups_of_channels(rng, "group_statistics"),
     "cuda_grouped_conv2d": narrow_groups,
     "cuda_inverted_residual": inverted,
     "cuda_layer_norm": normalized,
@@ -338,6 +339,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_mma_se_tail": short_tail,
     "cuda_narrow_conv2d": narrow,
     "cuda_narrow_conv2d_wgrad": lambda rng: narrow(rng).replace("conv2d", "conv2d_wgrad"),
+    "cuda_normalize": lambda rng: pixels(rng, "normalize"),
     "cuda_patch_conv2d": patches,
     "cuda_pointwise_conv2d": short_product,
     "cuda_relu_gradient_sums": relu_gradient,

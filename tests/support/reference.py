@@ -115,6 +115,11 @@ def solve(  # noqa: PLR0911, PLR0912, PLR0915 -- a table
             value = convolved(given["x"], given["weight1"], 2)
         case op.LayerNorm() | op.GroupNorm():
             value = _normalized(problem, given["x"], scalars[0])
+        case op.GroupStatistics():
+            value = _group_statistics(problem, given["x"], scalars[0])
+        case op.Normalize():
+            mean, factor = given["statistics"].unsqueeze(2).unsqueeze(2).unbind(1)
+            value = (given["x"] - mean) * factor
         case op.BatchNormStatistics():
             value = _statistics(given, scalars[0])
         case op.BatchNormGradientSums():
@@ -213,6 +218,15 @@ def _normalized(problem: op.LayerNorm | op.GroupNorm, x: torch.Tensor, eps: floa
     axes = (1, 2, 4) if by_group else (4,)
     centred = parts - parts.mean(axes, keepdim=True)
     return (centred / (centred.square().mean(axes, keepdim=True) + eps).sqrt()).flatten(3)
+
+
+def _group_statistics(problem: op.GroupStatistics, x: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return mean and factor (n, 2, c) of each group of channels of x (n, h, w, c)."""
+    groups = x.unflatten(-1, (problem.groups, -1))
+    mean = groups.mean((1, 2, 4), keepdim=True)
+    factor = 1 / ((groups - mean).square().mean((1, 2, 4), keepdim=True) + eps).sqrt()
+    of_channels = groups.new_ones(groups.shape[0], 1, 1, *groups.shape[3:])
+    return torch.cat([(mean * of_channels).flatten(3), (factor * of_channels).flatten(3)], 1).flatten(1, 2)
 
 
 def _statistics(given: Mapping[str, torch.Tensor], eps: float) -> torch.Tensor:

@@ -12,7 +12,6 @@ from autotune.ir import DTYPES, Epilogue
 from autotune.ir.operators import GroupNorm
 
 _TOGETHER = Parameter("together", (1, 2, 4, 8, 16, 32, 64), "neighbouring groups a block")
-_HOLD = Parameter("hold", (0, 1), "1: the input waits in shared memory for its mean; 0: it is read twice")
 _SECTOR = 32  # bytes that memory delivers at once; a pixel's part of a block should have no fewer
 _BARRIER_READS = 12  # that the barriers of a cluster take the time of
 _CHOICES = 3  # values of `together` that are timed, from the first that fills a sector on
@@ -46,7 +45,7 @@ def shared_bytes(problem: GroupNorm, config: Config, launch: Launch) -> int:
     """Return the shared memory of a block, as the template computes it."""
     vector, threads = int(config["vector"]), int(config["threads"])
     line = vector * DTYPES[problem.dtype].itemsize
-    held = _visits(problem, config, launch[_TOGETHER.name]) * threads * line * launch[_HOLD.name]
+    held = _visits(problem, config, launch[_TOGETHER.name]) * threads * line
     own = 2 * int(_TOGETHER.values[-1]) if config["cluster"] != 1 else 0
     return (threads * (vector + 1) + own) * 4 + held
 
@@ -62,7 +61,7 @@ class CudaGroupNorm(VectorFamily[GroupNorm]):
         Parameter("threads", (128, 256, 512, 1024), "threads a block"),
         Parameter("cluster", (1, 2, 4, 8), "blocks that share the pixels of an image"),
     )
-    launch_parameters = (_TOGETHER, _HOLD)
+    launch_parameters = (_TOGETHER,)
 
     def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
         yield require_clusters(arch, int(config["cluster"]))
@@ -71,11 +70,12 @@ class CudaGroupNorm(VectorFamily[GroupNorm]):
     def unfit(self, problem: GroupNorm, config: Config, arch: Architecture) -> Rules:
         yield require(problem.h * problem.w >= int(config["cluster"]), "each block of a cluster needs a pixel")
         yield from super().unfit(problem, config, arch)
+        yield require(
+            bool(self.launches(problem, config, arch)), "a block's part of an image exceeds its shared memory"
+        )
 
     def launches(self, problem: GroupNorm, config: Config, arch: Architecture) -> list[Launch]:
-        launches = [
-            {_TOGETHER.name: together, _HOLD.name: hold} for together in _together(problem, config) for hold in (1, 0)
-        ]
+        launches = [{_TOGETHER.name: together} for together in _together(problem, config)]
         return [launch for launch in launches if shared_bytes(problem, config, launch) <= arch.block_shared]
 
     def cost(self, problem: GroupNorm, config: Config, arch: Architecture) -> float:
@@ -85,9 +85,8 @@ class CudaGroupNorm(VectorFamily[GroupNorm]):
             cluster = int(config["cluster"])
             blocks = problem.n * problem.groups // launch[_TOGETHER.name] * cluster
             waves = max(1.0, blocks * int(config["threads"]) / (arch.processors * arch.sm_threads))
-            reads = 1 if launch[_HOLD.name] else 2
             barriers = _BARRIER_READS if cluster > 1 else 0
-            return waves * (_visits(problem, config, launch[_TOGETHER.name]) * reads + 8 + barriers)
+            return waves * (_visits(problem, config, launch[_TOGETHER.name]) + 8 + barriers)
 
         return min(map(rank, self.launches(problem, config, arch)), default=float("inf"))
 

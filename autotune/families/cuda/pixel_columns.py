@@ -1,4 +1,4 @@
-"""Batch normalization in training on a GPU, channels last: templates/cuda/pixel_columns.cuh."""
+"""Normalizations on a GPU whose threads own channels and walk the pixels: templates/cuda/pixel_columns.cuh."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from autotune.core import Architecture, ceil_div
 from autotune.families.base import Config, Launch, Parameter, Rules, require
 from autotune.families.cuda.common import VectorFamily
 from autotune.ir import DTYPES
-from autotune.ir.operators import BatchNormGradient, BatchNormGradientSums, BatchNormStatistics
+from autotune.ir.operators import (
+    BatchNormGradient,
+    BatchNormGradientSums,
+    BatchNormStatistics,
+    GroupStatistics,
+    Normalize,
+)
 from autotune.ir.problem.base import Images
 
 P = TypeVar("P", bound=Images)
@@ -33,13 +39,14 @@ def _numbers(config: Config) -> tuple[int, int, int, int]:
     return vector, items, columns, threads
 
 
-def _shape(problem: Images, config: Config) -> tuple[int, int]:
-    """Return the slabs of channels and the chunks of pixels."""
+def _shape(problem: Images, config: Config, images: int) -> tuple[int, int]:
+    """Return the slabs of channels of the grid, and the chunks of pixels that the blocks of one slab share.
+
+    images: number of images of which each has slabs of its own.
+    """
     vector, items, columns, threads = _numbers(config)
-    return (
-        ceil_div(problem.c, vector * columns),
-        ceil_div(problem.n * problem.h * problem.w, threads // columns * items),
-    )
+    pixels = problem.n // images * problem.h * problem.w
+    return images * ceil_div(problem.c, vector * columns), ceil_div(pixels, threads // columns * items)
 
 
 class PixelColumnsFamily(VectorFamily[P]):
@@ -48,10 +55,12 @@ class PixelColumnsFamily(VectorFamily[P]):
     Attributes:
         tensors: Most tensors of the problem's size that a thread reads at once.
         channel_floats: Floats that a thread holds for each of its channels.
+        by_image: Whether a block has the pixels of one image.
     """
 
     tensors: int
     channel_floats: int
+    by_image = False
     parameters = (
         Parameter("vector", (1, 2, 4, 8), "channels of an access"),
         Parameter("items", (1, 2, 4), "pixels of a thread whose loads are issued together"),
@@ -60,8 +69,11 @@ class PixelColumnsFamily(VectorFamily[P]):
     )
     launch_parameters = (_SPLITS,)
 
+    def _images(self, problem: P) -> int:
+        return problem.n if self.by_image else 1
+
     def unsupported(self, problem: P) -> Rules:
-        pixels = problem.n * problem.h * problem.w
+        pixels = problem.n // self._images(problem) * problem.h * problem.w
         yield require(pixels < _MAX_PIXELS, f"there must be less than {_MAX_PIXELS} pixels; there are {pixels}")
 
     def unfit(self, problem: P, config: Config, arch: Architecture) -> Rules:
@@ -76,7 +88,7 @@ class PixelColumnsFamily(VectorFamily[P]):
 
     def launches(self, problem: P, config: Config, arch: Architecture) -> list[Launch]:
         *_, threads = _numbers(config)
-        slabs, chunks = _shape(problem, config)
+        slabs, chunks = _shape(problem, config, self._images(problem))
         fills = [arch.processors * sm_threads // (threads * slabs) for sm_threads in _SM_THREADS]
         splits = dict.fromkeys(max(1, min(fill, chunks, _MAX_SPLITS)) for fill in fills)
         return [{_SPLITS.name: count} for count in splits]
@@ -84,11 +96,13 @@ class PixelColumnsFamily(VectorFamily[P]):
     def cost(self, problem: P, config: Config, arch: Architecture) -> float:
         """Rank by the bytes in flight of 1024 threads of an SM, short rows of memory, and idle threads and blocks."""
         vector, items, columns, threads = _numbers(config)
-        slabs, chunks = _shape(problem, config)
+        images = self._images(problem)
+        slabs, chunks = _shape(problem, config, images)
         size = DTYPES[problem.dtype].itemsize
         in_flight = 1024 * items * vector * size
         row = min(problem.c, columns * vector) * size
-        idle = slabs * columns * vector / problem.c * max(1.0, arch.processors * 1024 / (slabs * chunks * threads))
+        unused = slabs * columns * vector / (images * problem.c)
+        idle = unused * max(1.0, arch.processors * 1024 / (slabs * chunks * threads))
         return max(1.0, _IN_FLIGHT / in_flight) * max(1.0, 128 / row) * idle + items / 64 + threads / 16384
 
     def context(self, config: Config, arch: Architecture, dtype: str) -> Mapping[str, object]:
@@ -128,4 +142,38 @@ class CudaBatchNormGradient(PixelColumnsFamily[BatchNormGradient]):
     tensors, channel_floats = 2, 4
 
 
-FAMILIES = (CudaBatchNormStatistics(), CudaBatchNormGradientSums(), CudaBatchNormGradient())
+class CudaGroupStatistics(PixelColumnsFamily[GroupStatistics]):
+    """Mean and factor of each group of channels of an image."""
+
+    name = "cuda_group_statistics"
+    operator = GroupStatistics
+    template = "cuda/group_statistics.cu.j2"
+    tensors, channel_floats = 1, 3
+    by_image = True
+
+    def unfit(self, problem: GroupStatistics, config: Config, arch: Architecture) -> Rules:
+        yield from super().unfit(problem, config, arch)
+        vector, _, columns, _ = _numbers(config)
+        yield require(
+            problem.c <= vector * columns or vector * columns % (problem.c // problem.groups) == 0,
+            f"the {vector * columns} channels of a block must be whole groups, or all of c",
+        )
+
+
+class CudaNormalize(PixelColumnsFamily[Normalize]):
+    """Normalization by given statistics of each image."""
+
+    name = "cuda_normalize"
+    operator = Normalize
+    template = "cuda/normalize.cu.j2"
+    tensors, channel_floats = 1, 2
+    by_image = True
+
+
+FAMILIES = (
+    CudaBatchNormStatistics(),
+    CudaBatchNormGradientSums(),
+    CudaBatchNormGradient(),
+    CudaGroupStatistics(),
+    CudaNormalize(),
+)

@@ -15,6 +15,7 @@ from autotune.ir.alternatives.pooled_projection import pooled_projection
 from autotune.ir.alternatives.projected_skips import projected_skips
 from autotune.ir.alternatives.se_blocks import se_blocks
 from autotune.ir.alternatives.separate_gates import separate_gates
+from autotune.ir.alternatives.separate_norms import separate_norms
 from autotune.ir.alternatives.shuffled_product import shuffled_product
 from autotune.ir.alternatives.upsampled_convolutions import upsampled_convolutions
 from autotune.ir.alternatives.wiring import Wiring
@@ -34,6 +35,7 @@ _PATTERNS = (
     concat_products,
     gated_products,
     separate_gates,
+    separate_norms,
     pooled_projection,
     gated_convolutions,
 )

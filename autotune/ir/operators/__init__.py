@@ -31,6 +31,8 @@ from autotune.ir.operators.relu_gradient_sums import (
 from autotune.ir.operators.global_avg_pool2d import GlobalAvgPool2d
 from autotune.ir.operators.layer_norm import LayerNorm
 from autotune.ir.operators.group_norm import GroupNorm
+from autotune.ir.operators.group_statistics import GroupStatistics
+from autotune.ir.operators.normalize import Normalize
 from autotune.ir.operators.batch_norm_statistics import NORM_SCALE, NORM_SHIFT, BatchNormStatistics
 from autotune.ir.operators.batch_norm_gradient import (
     JOINED_RELU,

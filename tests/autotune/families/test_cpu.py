@@ -123,11 +123,11 @@ def odd_relu_gradient(rng):
     )
 
 
-def odd_groups(rng):
+def odd_groups(rng, kind=op.GroupNorm):
     groups = rng.choice((1, 2, 5, 8, 33))
-    return op.GroupNorm(
+    return kind(
         n=rng.randint(1, 3), h=rng.randint(2, 20), w=rng.randint(1, 20), c=groups * rng.choice((1, 3, 8, 20)),
-        groups=groups, dtype="f32", epilogue=random_epilogue(rng),
+        groups=groups, dtype="f32", epilogue=random_epilogue(rng) if kind.has_epilogue else Epilogue(),
     )  # fmt: skip
 
 
@@ -166,6 +166,8 @@ PROBLEMS = {
         odd_pixels(rng, op.LayerNorm), c=rng.choice((3, 5, 16, 33, 100))
     ),  # one channel gives 0
     "cpu_group_norm": odd_groups,
+    "cpu_group_statistics": partial(odd_groups, kind=op.GroupStatistics),
+    "cpu_normalize": lambda rng: odd_pixels(rng, op.Normalize),
     "cpu_softmax": lambda rng: odd_pixels(rng, op.Softmax),
     "cpu_upsample": odd_resize,
     "cpu_depth_to_space": lambda rng: odd_pixels(
@@ -199,6 +201,9 @@ CORNERS = [
     "layer_norm n=1 h=1 w=3 c=4096 dtype=f32 epilogue=scale,bias,gelu",
     "group_norm n=1 h=40 w=41 c=96 groups=32 dtype=f32 epilogue=scale,bias,relu",
     "group_norm n=2 h=40 w=41 c=70 groups=1 dtype=f32 epilogue=scale,bias",
+    "group_statistics n=2 h=40 w=41 c=96 groups=32 dtype=f32",
+    "group_statistics n=2 h=40 w=41 c=70 groups=1 dtype=f32",
+    "normalize n=2 h=3 w=5 c=70 dtype=f32 epilogue=scale,bias,silu",
     "batch_norm_statistics n=1 h=1 w=1 c=37 dtype=f32",
     "batch_norm_gradient n=1 h=1 w=1 c=37 relu=1 dtype=f32",
     "batch_norm_gradient_sums n=2 h=20 w=13 c=37 relu=0 gradients=1 dtype=f32",

@@ -13,6 +13,8 @@ REASONS = {
     "cuda_clipped_avg_pool2d": "No network with average pools that leave out the padding has a shipped plan.",
     "cuda_conv2d_pair": "It wins in detectors with 32 channels at 160 x 160 pixels, which have no shipped plan.",
     "cuda_group_norm": "No network with group norms has a shipped plan.",
+    "cuda_group_statistics": "No network with group norms has a shipped plan.",
+    "cuda_normalize": "No network with group norms has a shipped plan.",
     "cuda_patch_conv2d": "It wins a layer of SE-ResNet9 that plans compute in one kernel with the block behind it.",
     "cuda_se_block": "It is the second part of cuda_stem_se_block, which a shipped plan uses.",
     "cuda_softmax": "No network with a softmax over channels has a shipped plan.",

@@ -58,6 +58,8 @@ NETWORK = [
     "elementwise n=8 h=7 w=7 c=512 dtype={} epilogue=scale,bias,relu",
     "layer_norm n=8 h=7 w=7 c=768 dtype={} epilogue=scale,bias",
     "group_norm n=8 h=14 w=14 c=256 groups=32 dtype={} epilogue=scale,bias,relu",
+    "group_statistics n=8 h=112 w=112 c=256 groups=32 dtype={}",
+    "normalize n=8 h=112 w=112 c=256 dtype={} epilogue=scale,bias,silu",
     "batch_norm_statistics n=128 h=112 w=112 c=64 dtype={}",
     "batch_norm_gradient_sums n=128 h=7 w=7 c=2048 relu=2 gradients=2 dtype={}",
     "batch_norm_gradient n=128 h=56 w=56 c=64 relu=1 dtype={}",
@@ -84,7 +86,7 @@ def test_every_layer_is_served_everywhere_with_costs_and_declared_launches(arch)
         layers = [text for text in NETWORK if halves or not text.startswith("conv2d_")]
         floats = ("to_channels_last", "space_to_depth", "se_tail", "layer_norm", "group_norm", "softmax", "upsample")
         floats = (*floats, "depth_to_space", "squeeze_excite", "max_pool2d_places", "batch_norm")
-        floats = (*floats, "relu_gradient_sums")
+        floats = (*floats, "relu_gradient_sums", "group_statistics", "normalize")
         layers = [text for text in layers if dtype not in BYTE_FORMATS or not text.startswith(floats)]
         if dtype == "e4m3":  # whose only convolutions on GPUs store whole 16 bytes
             layers = [text.replace("n=1000", "n=1008") for text in layers]

@@ -54,7 +54,7 @@ def test_every_operator_has_a_struct():
     shared |= {"layer_norm": "pixels", "softmax": "pixels"}
     shared |= dict.fromkeys(("clipped_avg_pool2d", "adaptive_avg_pool2d"), "pool2d")
     shared |= {"avg_pool2d": "pool2d", "max_pool2d": "pool2d", "global_avg_pool2d": "pixels", "elementwise": "pixels"}
-    shared |= {"batch_norm_statistics": "pixels"}
+    shared |= {"batch_norm_statistics": "pixels", "normalize": "pixels"}
     shared |= dict.fromkeys(("max_pool2d_places", "max_pool2d_places_gradient"), "pool2d")
     shared |= {"expand_depthwise": "conv2d", "squeeze_excite": "se_tail", "se_gates": "se_tail"}
     shared |= {"inverted_residual": "conv2d_se"}
@@ -169,7 +169,7 @@ def test_every_operator_can_be_packed():
     for operator, cls in OPERATORS.items():
         names = [field.name for field in dataclasses.fields(cls) if field.name in sizes]
         words = [f"{name}={sizes[name]}" for name in names] + ["stride=2"] * issubclass(cls, Pool2d)
-        words += ["groups=2"] * (operator == "group_norm")
+        words += ["groups=2"] * (operator in ("group_norm", "group_statistics"))
         packed = abi.pack_problem(parse(f"{operator} {' '.join(words)} dtype=f32"))
         assert len(packed) == ctypes.sizeof(abi.struct(cls))
 

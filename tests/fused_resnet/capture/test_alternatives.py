@@ -427,6 +427,18 @@ def test_gates_of_large_images_are_computed_by_layers_of_their_own(linear, store
     assert not [one.name for one in small.alternatives if one.name.endswith((".apart", ".early", "_apart"))]
 
 
+@pytest.mark.parametrize("norm", [nn.GroupNorm(4, 16, eps=1e-2), nn.InstanceNorm2d(16, eps=1e-2, affine=True)])
+def test_norms_of_large_images_have_statistics_of_their_own(norm, store):
+    model = random_model(nn.Sequential(nn.Conv2d(3, 16, 3), norm, nn.SiLU()), size=40)
+    x = images(2, 40)
+    network = capture(model, tuple(x.shape), "f32")
+    (apart,) = [one for one in network.alternatives if one.name.endswith(".apart")]
+    assert [layer.problem.operator for layer in apart.layers] == ["group_statistics", "normalize"]
+    assert network_error(with_alternatives(network, [apart.name]), model, x, store) < 1e-5
+    small = capture(model, (2, 3, 16, 16), "f32")
+    assert not [one.name for one in small.alternatives if one.name.endswith(".apart")]
+
+
 def test_the_mean_of_a_quantized_convolutions_input_is_not_taken():
     model = random_model(Gated(), size=40).half()
     layers = capture(model, (2, 3, 48, 48), "f16").layers
