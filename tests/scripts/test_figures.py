@@ -16,7 +16,7 @@ from autotune_cli.figures.catalogue import _evaluated
 from autotune_cli.main import main
 from tuning_db import Store
 
-MOST_DEBTS = 48
+MOST_DEBTS = 47
 """Debts of figures.toml when the list began. It only shrinks: lower this number when debts were paid."""
 MOST_FILES = 120
 """Files of benchmarks/, programs and layers included: one record a figure."""
