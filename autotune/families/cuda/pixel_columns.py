@@ -27,9 +27,10 @@ _RESIDENT = (1024, 768, 512)
 """Threads that the registers of an SM must hold: the largest number whose threads have registers for all loads of a
 chunk. Without such a bound, the compiler may save registers by issuing loads one after the other."""
 _SM_THREADS = (1024, 2048, 512, 4096)  # threads of a grid for each SM that are timed, the most promising first
-_IN_FLIGHT = 3350 * 700 / 132
-"""Bytes that loads of an SM must wait for to use all bandwidth: that of an H100 in bytes a ns (NVIDIA H100 whitepaper),
-times the latency of device memory in ns, an estimate, divided by the number of SMs."""
+_BANDWIDTH, _LATENCY = 3350, 700
+"""Bytes a ns of an H100 (NVIDIA H100 whitepaper), and ns of a load from device memory, an estimate."""
+_IN_FLIGHT = _BANDWIDTH * _LATENCY / 132
+"""Bytes that loads of an SM must wait for to use all bandwidth."""
 _SPLITS = Parameter("splits", tuple(range(1, _MAX_SPLITS + 1)), "blocks that share the pixels of a slab of channels")
 
 
@@ -158,6 +159,14 @@ class CudaGroupStatistics(PixelColumnsFamily[GroupStatistics]):
             problem.c <= vector * columns or vector * columns % (problem.c // problem.groups) == 0,
             f"the {vector * columns} channels of a block must be whole groups, or all of c",
         )
+
+    def cost(self, problem: GroupStatistics, config: Config, arch: Architecture) -> float:
+        """Add the time in which the last block combines what the others have summed, relative to that of the image."""
+        vector, _, columns, threads = _numbers(config)
+        at_once = threads // columns * (4 if vector < 8 else 1)  # kTogether of column_sums.cuh
+        splits = self.launches(problem, config, arch)[0][_SPLITS.name]
+        combining = ceil_div(splits, at_once) * _LATENCY
+        return super().cost(problem, config, arch) + combining * _BANDWIDTH / problem.bytes
 
 
 class CudaNormalize(PixelColumnsFamily[Normalize]):
