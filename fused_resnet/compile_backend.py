@@ -21,7 +21,7 @@ import torch
 from torch import fx, nn
 
 from autotune.core import AutotuneError, CaptureError, in_one_line
-from autotune.ir import BYTE_PRECISIONS, Network
+from autotune.ir import BYTE_PRECISIONS, Layer, Network
 from autotune.ir.operators import ToChannelsLast, TorchCall
 from autotune.runtime.engine import same_objects
 from fused_resnet.call import Signature, take_apart
@@ -257,11 +257,11 @@ class _TunedAtFirstCall(FusedResNet):
     limits = TuneLimits()
     started: float | None = None
 
-    def _before_binding(self, network: Network, device: torch.device) -> None:
+    def _before_binding(self, network: Network, converting: Sequence[Layer], device: torch.device) -> None:
         started, self.started = self.started, None  # the time before the first call belongs to its budget alone
         try:
             with torch.inference_mode(False):
-                tune_missing(network, device, self.tuning_db, self.limits, started)
+                tune_missing(network, device, self.tuning_db, self.limits, started, converting)
         except AutotuneError as error:  # no compiler, a full disk: the model runs on what there is
             warnings.warn(f"the tune ended early: {error}", stacklevel=2)
 

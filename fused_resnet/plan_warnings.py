@@ -35,7 +35,8 @@ def warn_of_plan(
         precision: Its precision; None for that of the tensors.
         limit: Plans that Inductor compiles of a module, if it compiles no more of this one; else None.
     """
-    sources = Counter(bound.choice.source for bound in plan.bound)
+    layers = plan.of_network
+    sources = Counter(bound.choice.source for bound in layers)
     other = {source: count for source, count in sources.items() if source != "tuned"}
     network = plan.network
     if other or plan.compile_failed:
@@ -43,7 +44,7 @@ def warn_of_plan(
         warnings.warn(
             # The store's name is without the password of a server, or what is secret in a URL.
             f"{store.name} is not tuned for {_sizes(network)} of {model} in {dtype} on this device, "
-            f"{device_name(plan.device)}: of {len(plan.bound)} layers {listed}"
+            f"{device_name(plan.device)}: of {len(layers)} layers {listed}"
             + (f"; {_tuned_for(store, network, plan.device)}" if other else "")
             + f"; {_advice(network, plan.device, model, precision)}"
             + (f". Inductor compiles nothing: {plan.not_compiled}" if plan.not_compiled and network.whole else "")

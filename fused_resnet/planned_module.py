@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from autotune.core import LayerError
-from autotune.ir import TENSOR_DTYPES, Network
+from autotune.ir import TENSOR_DTYPES, CallerTensor, Layer, Network
 from autotune.libraries import inductor
-from autotune.runtime import ExecutionContext, NetworkPlan
+from autotune.runtime import ExecutionContext, NetworkPlan, conversions
 from fused_resnet import torch_op
 from fused_resnet.call import (
     ONE_TENSOR,
@@ -27,7 +27,9 @@ from fused_resnet.call import (
     current_stream,
     empty_result,
     fits,
+    in_torch_order,
     is_contiguous,
+    is_plain,
     mark_written,
     module_state,
     positions,
@@ -47,11 +49,6 @@ _MAX_COMPILED_PLANS = 8
 """Plans that a module lets Inductor compile, one for each shape and state of the weights; torch.compile has this limit,
 too. Compiling takes seconds to minutes, and a program that changes shapes or weights all the time would do little else.
 """
-
-_GLOBAL_HOOKS: list[Mapping[int, object]] = [
-    getattr(nn.modules.module, f"_global_{name}_hooks")
-    for name in ("forward", "forward_pre", "backward", "backward_pre")
-]
 
 
 class PlannedModule(nn.Module):
@@ -79,29 +76,20 @@ class PlannedModule(nn.Module):
         Skips nn.Module.__call__ when there are no hooks, no tracing and no gradients, and the engine knows the input:
         that saves about 10 % of the host time per call.
         """
-        if len(args) == 1 and not kwargs and self._is_plain() and not torch_op.is_traced(args[0]):
+        if len(args) == 1 and not kwargs and is_plain(self) and not torch_op.is_traced(args[0]):
             x, cache = args[0], self._cache
             if not x.requires_grad and (y := cache.calls.run(x, out)) is not None:
                 if out is not None:
                     mark_written(out)
                 if cache.bare:
                     return y
-                memory_format = self.memory_format if out is None else torch.channels_last
-                return self._finish(args, ONE_TENSOR, (y,), memory_format)
+                return self._finish(args, ONE_TENSOR, (y,), self.memory_format if out is None else None)
         return super().__call__(*args, **kwargs) if out is None else super().__call__(*args, out=out, **kwargs)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "forward" in vars(cls):  # the fast path must not skip the subclass's own forward
             cls.__call__ = nn.Module.__call__  # type: ignore[method-assign]
-
-    def _is_plain(self) -> bool:
-        """Return whether a call is `forward` in eval mode and nothing else: no hooks, no `forward` of the object."""
-        own = self.__dict__  # attributes of nn.Module would each cost a call of __getattr__
-        if own["training"] or "forward" in own or any(_GLOBAL_HOOKS):
-            return False
-        before = own["_forward_pre_hooks"] or own["_backward_pre_hooks"]
-        return not (before or own["_forward_hooks"] or own["_backward_hooks"])
 
     def forward(
         self,
@@ -153,9 +141,7 @@ class PlannedModule(nn.Module):
             return self._finish(inputs, arguments, results, memory_format or self.memory_format)
         if len(results) != 1:
             raise InputError(f"out is for a network that computes one tensor, and {self._source.name} computes several")
-        return self._finish(
-            inputs, arguments, [out if results[0] is out else out.copy_(results[0])], torch.channels_last
-        )
+        return self._finish(inputs, arguments, [out if results[0] is out else out.copy_(results[0])], None)
 
     def _on_torch(self, inputs: Sequence[torch.Tensor], arguments: str) -> Any:
         """Return what the plain network returns: for an empty batch, which no kernel computes, or without a plan."""
@@ -197,11 +183,11 @@ class PlannedModule(nn.Module):
         inputs: Sequence[torch.Tensor],
         arguments: str,
         results: Sequence[torch.Tensor],
-        memory_format: torch.memory_format,
+        memory_format: torch.memory_format | None,
     ) -> Any:
-        """Return results as the plain network returns them, those with four dimensions in a memory format."""
+        """Return results in the plain network's containers, those with four dimensions in a memory format or as is."""
         result = self._source.results[arguments]
-        if memory_format is not torch.channels_last:
+        if memory_format and not memory_format is self.memory_format is torch.channels_last:
             results = converted(results, inputs, result.channels_last, memory_format)
         return result.contain(inputs, results)
 
@@ -270,9 +256,15 @@ class PlannedModule(nn.Module):
             # The batch size of an input and of a result that begins with it may stay symbolic: int() would fix it.
             one, two = (self._source.tensors(Signature.of([x.new_empty((n, *map(int, x.shape[1:])))])) for n in (1, 2))
             if len(one) == 1 and (one[0].shape[:1], two[0].shape) == ((1,), (2, *one[0].shape[1:])):
-                return [empty_result(x, (x.shape[0], *one[0].shape[1:]), TENSOR_DTYPES[one[0].dtype])]
+                kept = bool(self._converted(inputs, arguments, one))
+                return [empty_result(x, (x.shape[0], *one[0].shape[1:]), TENSOR_DTYPES[one[0].dtype], kept)]
         found = self._source.tensors(Signature.of(inputs, arguments))
-        return [empty_result(x, result.shape, TENSOR_DTYPES[result.dtype]) for result in found]
+        kept_order = self._converted(inputs, arguments, found)
+        return [empty_result(x, one.shape, TENSOR_DTYPES[one.dtype], i in kept_order) for i, one in enumerate(found)]
+
+    def _converted(self, inputs: Sequence[torch.Tensor], arguments: str, results: Sequence[CallerTensor]) -> list[int]:
+        """Return the positions of the results that a plan converts to torch's order of axes."""
+        return in_torch_order(inputs, results, self._source.results[arguments].channels_last, self.memory_format)
 
     def _bound(self, *args: Any, **kwargs: Any) -> tuple[list[torch.Tensor], ExecutionContext, int]:
         """Return the inputs as the context takes them, the context on the current stream, and that stream's handle."""
@@ -378,19 +370,23 @@ class PlannedModule(nn.Module):
 
     def _bind(self, inputs: Sequence[torch.Tensor], arguments: str) -> NetworkPlan:
         network = self._source.network(Signature.of(inputs, arguments))
-        self._before_binding(network, inputs[0].device)
+        converted = self._converted(inputs, arguments, network.results)
+        self._before_binding(network, conversions(network, converted), inputs[0].device)
         state = module_state(self._plain)
         self._cache.guard(self._source.guards, [*state.values(), *self._source.guards.tensors], inputs[0].device)
         if arguments == ONE_TENSOR:
             is_tensor = self._source.results[arguments].is_tensor
-            as_is = self.memory_format is torch.channels_last or all(len(one.shape) != 4 for one in network.results)
+            in_order = set(converted) >= {i for i, one in enumerate(network.results) if len(one.shape) == 4}
+            as_is = self.memory_format is torch.channels_last or in_order
             self._cache.bare = self._cache.bare and is_tensor and as_is
         device, last = inputs[0].device, [i for i, x in enumerate(inputs) if not x.is_contiguous()]
         wanted = inductor.is_wanted(self._compile)
         compiles = wanted and self._num_compiled < _MAX_COMPILED_PLANS
         with self._database() as store, torch.inference_mode(False), torch.no_grad():
             # The plain network's tensors, because replicas of torch.nn.DataParallel have no named ones of their own.
-            plan = NetworkPlan(network, state, store, device, self._cuda_graphs, last, compiles, self._avoided)
+            plan = NetworkPlan(
+                network, state, store, device, self._cuda_graphs, last, compiles, self._avoided, converted
+            )
             is_compiled = any(bound.choice.candidate.compiled for bound in plan.bound)
             self._num_compiled += is_compiled
             limit = _MAX_COMPILED_PLANS if wanted and not is_compiled and not compiles else None
@@ -398,5 +394,5 @@ class PlannedModule(nn.Module):
             warn_of_plan(plan, store, self._source.name, dtype, self._source.precision, limit)
         return plan
 
-    def _before_binding(self, network: Network, device: torch.device) -> None:
-        """Do what a subclass does before a plan of the network is bound, such as tuning it."""
+    def _before_binding(self, network: Network, converting: Sequence[Layer], device: torch.device) -> None:
+        """Do what a subclass does before a plan is bound, such as tuning the network and what converts its results."""

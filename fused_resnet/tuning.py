@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 
 from autotune.core import in_one_line, paths
-from autotune.ir import Network, Problem
+from autotune.ir import Layer, Network, Problem
 from fused_resnet.model_source import Captured
 from fused_resnet.module import FusedResNet, plain_of
 from fused_resnet.options import RunOptions, TuneKeywords, TuneLimits, apart
@@ -98,7 +98,12 @@ def create(where: str) -> None:
 
 
 def tune_missing(
-    network: Network, device: torch.device, where: str, limits: TuneLimits, started: float | None = None
+    network: Network,
+    device: torch.device,
+    where: str,
+    limits: TuneLimits,
+    started: float | None = None,
+    converting: Sequence[Layer] = (),
 ) -> bool:
     """Tune the layers and the plan of a network that a database lacks for a device.
 
@@ -108,6 +113,7 @@ def tune_missing(
         where: The database.
         limits: The limits of the run.
         started: The time.monotonic() from which the budget counts; None for now.
+        converting: Layers behind the network that convert its results.
 
     Returns:
         Whether something was missing.
@@ -122,7 +128,7 @@ def tune_missing(
 
     target = TuningTarget.of_device(device)
     with Store.create(where) as store:
-        request = missing(store, target, network, _searched(target, limits))
+        request = missing(store, target, network, _searched(target, limits), converting)
         if request is not None:
             _run(store, target, request, limits, started)
     return request is not None

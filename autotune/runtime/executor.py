@@ -54,7 +54,9 @@ class ExecutionContext:
         self.closed = False
         with torch.inference_mode(False), torch.no_grad():
             self._memory, self._tensors = _allocate(plan)
-            self.templates = [_like(result, self._memory) for result in plan.network.results]
+            self.templates = [
+                _like(result, self._memory, i in plan.in_torch_order) for i, result in enumerate(plan.network.results)
+            ]
         # The first slots are the caller's tensors, which each run provides. Kernels take the fixed addresses of the
         # others; torch's operators take the tensors.
         slots = self._slots = [None] * len(plan.network.callers) + [tensor.data_ptr() for tensor in self._tensors]
@@ -129,7 +131,11 @@ class ExecutionContext:
         return [x.clone() if x.data_ptr() % ACCESS else x for x in given]
 
     def _in_slots(self, inputs: Iterable[torch.Tensor], results: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        return [*inputs, *map(_channels_last_view, results), *self._tensors]
+        return [*inputs, *self._as_written(results), *self._tensors]
+
+    def _as_written(self, results: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Return views of results with the axes in the order in which the last layers write them."""
+        return [y if i in self.plan.in_torch_order else _channels_last_view(y) for i, y in enumerate(results)]
 
     def _run_mixed(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor], stream: int) -> None:
         with torch.no_grad(), torch.autocast(self.plan.device.type, enabled=False):
@@ -137,7 +143,7 @@ class ExecutionContext:
 
     def _captured(self, slots: Sequence[int | None]) -> list[Executable]:
         """Return the runs with the layers on torch's operators captured; without a capture if torch refuses it."""
-        likes = [*self.plan.empty_inputs(), *(_channels_last_view(torch.empty_like(y)) for y in self.templates)]
+        likes = [*self.plan.empty_inputs(), *self._as_written(map(torch.empty_like, self.templates))]
         plan, tensors = self.plan, [*likes, *self._tensors]
         make = partial(CapturedLayers, plan.bound, plan.network.callers, plan.device, slots, tensors)
         try:
@@ -173,7 +179,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _channels_last_view(y: torch.Tensor) -> torch.Tensor:
-    """Return a result (n, k, p, q) as the last layer writes it: (n, p, q, k)."""
+    """Return a result (n, k, p, q) that is channels last in memory as (n, p, q, k)."""
     return y.permute(0, 2, 3, 1) if y.dim() == 4 else y
 
 
@@ -200,10 +206,16 @@ def _allocate(plan: NetworkPlan) -> tuple[torch.Tensor, list[torch.Tensor]]:
     return memory, tensors
 
 
-def _like(result: CallerTensor, memory: torch.Tensor) -> torch.Tensor:
-    """Return a tensor like a result: torch's order of dimensions, channels last in memory, with any values."""
+def _like(result: CallerTensor, memory: torch.Tensor, contiguous: bool) -> torch.Tensor:
+    """Return a tensor like a result, with any values: channels last in memory if it has four dimensions, or contiguous.
+
+    Args:
+        result: The result.
+        memory: At least as much memory as it has.
+        contiguous: Whether it is contiguous although it has four dimensions.
+    """
     like, shape = memory[: result.bytes].view(TENSOR_DTYPES[result.dtype]), result.shape
-    if len(shape) != 4:
+    if contiguous or len(shape) != 4:
         return like.view(shape)
     n, k, p, q = shape
     return like.view(n, p, q, k).permute(0, 3, 1, 2)

@@ -17,6 +17,7 @@ from autotune.runtime.binding_stream import binding_stream, free_with
 from autotune.runtime.engine import EngineError
 from autotune.runtime.graph_edges import GraphEdges
 from autotune.runtime.memory_planner import Arena, LayerAccess, plan_memory
+from autotune.runtime.result_layouts import conversions, with_conversions
 from autotune.runtime.selection import Compiler, KernelChoice, choices, select, torch_choice
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class NetworkPlan:
         channels_last: Positions of the inputs that are channels last in memory.
         use_inductor: Compile layers by Inductor where the database says so, or where nothing is tuned.
         avoided: Candidates that failed in runs: the layer's name and the candidate's text. Others take their places.
+        in_torch_order: Positions of the results that are contiguous in torch's order of axes, by layers of their own
+            behind the network; each is convertible (result_layouts.py).
 
     Attributes:
         bound: The layers in the order in which they are launched.
@@ -88,8 +91,10 @@ class NetworkPlan:
         channels_last: Collection[int] = (),
         use_inductor: bool = False,
         avoided: Collection[tuple[str, str]] = (),
+        in_torch_order: Collection[int] = (),
     ) -> None:
         self._avoided = avoided
+        self.in_torch_order, self._conversions = in_torch_order, conversions(network, in_torch_order)
         self.network, self.device, self.graph = network, device, graph and device.type == "cuda"
         self._channels_last = {input_name(i): i for i in channels_last}
         self.not_compiled = inductor.why_unavailable(device) if use_inductor else None
@@ -108,6 +113,11 @@ class NetworkPlan:
         """True if all layers run on native kernels."""
         return all(item.step.kernel for item in self.bound)
 
+    @property
+    def of_network(self) -> list[BoundLayer]:
+        """The layers of the network, without those that convert its results."""
+        return self.bound[: len(self.bound) - len(self._conversions)]
+
     def empty_inputs(self) -> list[torch.Tensor]:
         """Return tensors like the caller's inputs, with zeros, in the memory formats that the layers read."""
         made = []
@@ -124,7 +134,8 @@ class NetworkPlan:
 
     def _bind_layers(self, state: State, store: Database, compiler: Compiler) -> None:
         """Select and bind all layers; raises _CompileError."""
-        layers, settled = select(store, self.network, self.device, compiler)
+        selected, settled = select(store, self.network, self.device, compiler)
+        layers = with_conversions(selected, self._conversions)
         self.buffers = _activations(layers, self.network.callers)
         self.copied: set[int] = set()
         slots = caller_slots(self.network)

@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.core import Architecture
 from autotune.families import serving
-from autotune.ir import Network, Problem
+from autotune.ir import Layer, Network, Problem
 from autotune.ir.operators import Conv2dGradientSums, Conv2dStatistics, TorchCall
 from autotune.libraries import cudnn, inductor
 from autotune.measure import BUFFERS, THROTTLED, TIMERS, Timing
@@ -201,18 +201,28 @@ class Searched:
         )
 
 
-def missing(store: Store, target: TuningTarget, network: Network, searched: Searched) -> TuneRequest | None:
+def missing(
+    store: Store, target: TuningTarget, network: Network, searched: Searched, converting: Sequence[Layer] = ()
+) -> TuneRequest | None:
     """Return the layers of a network that a database lacks for a device; None if it lacks neither layers nor plan.
 
     A layer is tuned once its finalists were timed, which is the end of a run: the layers of an interrupted run are
     missing. So are those that were timed while the device was slowed down. Layers of alternatives that no family serves
     are not. The network as a whole, on torch's operators, is missing until the plan was compared with it.
+
+    Args:
+        store: The database.
+        target: The architecture and the device.
+        network: The network.
+        searched: The limits of the search.
+        converting: Layers behind the network that convert its results.
     """
     assert target.name
     row = store.device(target.name)
     whole = [layer.problem for layer in network.whole.layers] if network.whole else []
     request = network_request(network.identity.model, network.key, network, target.arch)
     layers = [one for one in request.named if one[1] not in whole]
+    layers += [(one.name, one.problem) for one in converting if serving(one.problem, target.arch)]
     named = missing_problems(store, target, layers, searched)
     is_planned = target.arch.is_cuda or bool(whole)
     if row and not named and (not is_planned or _is_compared(store, row, network, searched)):

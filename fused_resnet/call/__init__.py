@@ -4,5 +4,6 @@ from fused_resnet.call.arguments import ONE_TENSOR, Signature, check_arguments, 
 from fused_resnet.call.call_cache import CallCache, is_contiguous
 from fused_resnet.call.input_tensors import autocast, check_input, current_stream
 from fused_resnet.call.module_state import module_state
+from fused_resnet.call.plain_call import is_plain
 from fused_resnet.call.result import Leaf, Result, joint
-from fused_resnet.call.result_tensors import converted, empty_result, fits, mark_written
+from fused_resnet.call.result_tensors import converted, empty_result, fits, in_torch_order, mark_written

@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 
-from autotune.runtime import ACCESS
+from autotune.ir import CallerTensor
+from autotune.runtime import ACCESS, is_convertible
 from fused_resnet.call.call_cache import is_contiguous
 from fused_resnet.torch_op import InputError
 
 
-def empty_result(x: torch.Tensor, shape: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
-    """Return an empty result on the device of x, channels last if it has four dimensions."""
-    if len(shape) != 4:
+def empty_result(x: torch.Tensor, shape: Sequence[Any], dtype: torch.dtype, in_torch_order: bool) -> torch.Tensor:
+    """Return an empty result on the device of x, channels last if it has four dimensions, or in torch's order."""
+    if in_torch_order or len(shape) != 4:
         return x.new_empty(shape, dtype=dtype)
     _, k, p, q = shape
     return x.new_empty_strided(shape, (p * q * k, 1, q * k, k), dtype=dtype)
@@ -31,7 +32,8 @@ def fits(out: torch.Tensor, template: torch.Tensor) -> bool:
             f"out is {tuple(out.shape)}, {out.dtype}, on {out.device}; "
             f"the result is {tuple(template.shape)}, {template.dtype}, on {template.device}: give a tensor like that"
         )
-    order = torch.channels_last if out.dim() == 4 else torch.contiguous_format
+    is_last = out.dim() == 4 and not template.is_contiguous()
+    order = torch.channels_last if is_last else torch.contiguous_format
     return out.is_contiguous(memory_format=order) and out.data_ptr() % ACCESS == 0
 
 
@@ -58,6 +60,24 @@ def converted(
     return [
         y.contiguous(memory_format=_format(inputs, last, memory_format)) if y.dim() == 4 else y
         for y, last in zip(results, channels_last, strict=True)
+    ]
+
+
+def in_torch_order(
+    inputs: Sequence[torch.Tensor],
+    results: Sequence[CallerTensor],
+    channels_last: Sequence[bool],
+    memory_format: torch.memory_format,
+) -> list[int]:
+    """Return the positions of the results that a plan writes in torch's order of axes, not channels last.
+
+    The arguments are those of `converted`, with the shapes of the results.
+    """
+    formats = [_format(inputs, last, memory_format) for last in channels_last]
+    return [
+        i
+        for i, (result, wanted) in enumerate(zip(results, formats, strict=True))
+        if wanted is torch.contiguous_format and is_convertible(result)
     ]
 
 

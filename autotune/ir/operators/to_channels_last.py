@@ -35,4 +35,5 @@ class ToChannelsLast(Images):
 
     def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
         """Move the channels to the last axis, and append channels of zeros."""
-        return F.pad(as_nhwc(tensors["x"]), (0, self.to - self.c))
+        x = as_nhwc(tensors["x"])
+        return F.pad(x, (0, self.to - self.c)) if self.to > self.c else x

@@ -10,6 +10,7 @@ from two_layer_network import torch_relu
 from autotune.core import NEVER, DeviceKind, architecture, cpu_targets, device_name
 from autotune.ir import WHOLE, Alternative, CallerTensor, Layer, Network, NetworkKey, parse
 from autotune.measure import Timing
+from autotune.runtime import conversions
 from autotune.tuner import Searched, TuningTarget, missing, refuse_other_timing
 from autotune.tuner.request import objective_values
 from autotune.tuner.trials.device_queues import WantedTrial, record_unfinished
@@ -166,3 +167,16 @@ def test_several_objectives_are_several_values():
 def test_what_was_not_measured_has_no_value(names):
     assert objective_values(names, PROBLEM, 2.0, {}) is None
     assert objective_values(names, PROBLEM, None, {"energy_uj": 1.0, "workspace_bytes": 1}) is None
+
+
+def test_what_converts_results_is_missing_like_a_layer(network, tmp_path):
+    target = TuningTarget.of_device(torch.device("cpu"))
+    (converting,) = conversions(network, [0])
+    with Store.create(tmp_path / "x.db") as store:
+        for layer in network.layers:
+            measured(store, layer.problem, final=True)
+        assert missing(store, target, network, Searched()) is None
+        request = missing(store, target, network, Searched(), [converting])
+        assert request.named == [(converting.name, converting.problem)]
+        measured(store, converting.problem, final=True)
+        assert missing(store, target, network, Searched(), [converting]) is None
