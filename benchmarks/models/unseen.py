@@ -1,4 +1,4 @@
-"""Networks that no shipped database knows: two detectors of usual shapes, and two networks of timm."""
+"""Networks that no shipped database knows: detectors of usual shapes, a decoder of latents, and two of timm."""
 
 from __future__ import annotations
 
@@ -153,6 +153,58 @@ class FeaturePyramid(nn.Module):
         return [self.classes(level) for level in pyramid], [self.boxes(level) for level in pyramid]
 
 
+class NormalizedBlock(nn.Module):
+    """A residual block with two 3x3 convolutions, each behind a group norm and SiLU."""
+
+    def __init__(self, c: int, k: int) -> None:
+        super().__init__()
+        steps: list[nn.Module] = []
+        for channels in (c, k):
+            steps += [nn.GroupNorm(32, channels, eps=1e-6), nn.SiLU(), nn.Conv2d(channels, k, 3, padding=1)]
+        self.body, self.skip = nn.Sequential(*steps), nn.Conv2d(c, k, 1) if c != k else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute (n, k, h, w) from (n, c, h, w)."""
+        skipped: Tensor = self.skip(x)
+        return skipped + self.body(x)
+
+
+class PixelAttention(nn.Module):
+    """Attention of one head over all pixels, with the input added."""
+
+    def __init__(self, c: int) -> None:
+        super().__init__()
+        self.norm, self.joined, self.last = nn.GroupNorm(32, c, eps=1e-6), nn.Linear(c, 3 * c), nn.Linear(c, c)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute (n, c, h, w) from (n, c, h, w)."""
+        pixels = self.norm(x).flatten(2).transpose(1, 2).unsqueeze(1)
+        mixed = F.scaled_dot_product_attention(*self.joined(pixels).chunk(3, -1)).squeeze(1)
+        return x + self.last(mixed).transpose(1, 2).reshape(x.shape)
+
+
+class LatentDecoder(nn.Module):
+    """The decoder of latent image models: three times twice the size, and group norms throughout."""
+
+    def __init__(self, widths: Sequence[int] = (512, 512, 256, 128)) -> None:
+        super().__init__()
+        c = widths[0]
+        layers: list[nn.Module] = [nn.Conv2d(4, c, 3, padding=1), NormalizedBlock(c, c), PixelAttention(c)]
+        layers.append(NormalizedBlock(c, c))
+        for level, k in enumerate(widths):
+            if level:
+                layers += [nn.Upsample(scale_factor=2.0), nn.Conv2d(c, c, 3, padding=1)]
+            layers += [NormalizedBlock(c if i == 0 else k, k) for i in range(3)]
+            c = k
+        layers += [nn.GroupNorm(32, c, eps=1e-6), nn.SiLU(), nn.Conv2d(c, 3, 3, padding=1)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute images (n, 3, 8 h, 8 w) from latents (n, 4, h, w)."""
+        image: Tensor = self.layers(x)
+        return image
+
+
 def detector() -> nn.Module:
     """Return a detector with random weights; its records have inputs of 3x640x640."""
     return Detector().eval()
@@ -161,6 +213,11 @@ def detector() -> nn.Module:
 def fpn() -> nn.Module:
     """Return a feature pyramid with random weights; its records have inputs of 3x800x800."""
     return FeaturePyramid().eval()
+
+
+def decoder() -> nn.Module:
+    """Return a decoder of latents with random weights, for inputs of 4x64x64."""
+    return LatentDecoder().eval()
 
 
 def hrnet_w18_small() -> nn.Module:
