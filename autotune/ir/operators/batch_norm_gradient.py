@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from autotune.core import ProblemError
 from autotune.ir.operators.batch_norm_statistics import STATISTICS
-from autotune.ir.problem.base import Images, Operand, Tensors
+from autotune.ir.problem.base import Images, Operand, Tensors, problem_class
 from autotune.ir.problem.fields import NonNegative
 from autotune.ir.problem.registry import register
 
@@ -20,7 +19,7 @@ NO_RELU, OWN_RELU, JOINED_RELU = range(3)
 """Values of the field `relu`: what follows the normalization. JOINED_RELU is a ReLU after another tensor was added."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@problem_class
 class _BatchNormPass(Images):
     """A pass over all pixels whose statistics are those of BatchNormStatistics."""
 

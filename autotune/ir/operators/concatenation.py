@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 
 from autotune.core import ProblemError
-from autotune.ir.problem.base import Operand, Problem, Tensors
+from autotune.ir.problem.base import Operand, Problem, Tensors, problem_class
 from autotune.ir.problem.fields import DTYPES, FieldType
 
 MAX_PIECES = 8
@@ -72,7 +72,7 @@ PIECE_SIZES = " ".join(f"{field}{i}" for field in ("pitch", "first", "end") for 
 """The int32 fields of a C struct that describe the pieces, as `Concatenation.piece_values` yields them."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@problem_class
 class Concatenation(Problem):
     """An operator whose input is a concatenation (n, h, w, c) of the channels of several tensors.
 

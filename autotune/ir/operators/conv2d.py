@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 
 from autotune.core import ProblemError
-from autotune.ir.problem.base import Images, Operand, Tensors, as_nchw, as_nhwc, output_extent
+from autotune.ir.problem.base import Images, Operand, Tensors, as_nchw, as_nhwc, output_extent, problem_class
 from autotune.ir.problem.fields import NonNegativePair, Pair
 from autotune.ir.problem.registry import register
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@problem_class
 class Convolution(Images):
     """A convolution or one of its gradients; all sizes are those of the forward pass.
 

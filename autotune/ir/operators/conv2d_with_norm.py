@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from autotune.ir.operators.conv2d import Conv2d, Convolution
+from autotune.ir.problem.base import problem_class
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@problem_class
 class Conv2dWithNorm(Convolution):
     """A convolution of x (n, h, w, c) with weight (k, c/groups, r, s), and a part of a batch normalization."""
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 
 from autotune.core import ProblemError
-from autotune.ir.problem.base import Images, Operand, Tensors, as_nhwc, output_extent
+from autotune.ir.problem.base import Images, Operand, Tensors, as_nhwc, output_extent, problem_class
 from autotune.ir.problem.fields import NonNegative, NonNegativePair, Pair
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@problem_class
 class FirstLayers(Images):
     """A convolution of an image in torch's order, and a max pool."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -12,10 +11,10 @@ from autotune.ir.epilogue import AnchorFunction
 from autotune.ir.operators.conv2d import Convolution
 from autotune.ir.operators.conv2d_se import Conv2dSe
 from autotune.ir.operators.se_gate import apply_squeezed, gate_operands
-from autotune.ir.problem.base import Operand, Tensors
+from autotune.ir.problem.base import Operand, Tensors, problem_class
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@problem_class
 class FoldedSe(Convolution):
     """A convolution whose gate is computed from the mean of another convolution of the same input, by w1."""
 

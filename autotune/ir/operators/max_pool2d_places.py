@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -10,14 +9,14 @@ import torch.nn.functional as F
 
 from autotune.core import ProblemError
 from autotune.ir.operators.pool2d import CeilPool2d
-from autotune.ir.problem.base import Operand, Tensors, as_nchw, as_nhwc
+from autotune.ir.problem.base import Operand, Tensors, as_nchw, as_nhwc, problem_class
 from autotune.ir.problem.registry import register
 
 MOST_PLACES = 128
 """Values of a window whose places fit a signed byte."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@problem_class
 class PoolWithPlaces(CeilPool2d):
     """A max pool whose places of largest values are known, or its gradient."""
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from autotune.ir.problem.base import Images, Tensors
+from autotune.ir.problem.base import Images, Tensors, problem_class
 
 IMAGE_SIZES = "n h w c"
 IMAGE_STRUCT = "at_pixels"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@problem_class
 class Pixelwise(Images):
     """Each pixel of y (n, h, w, c) depends on the pixel of x (n, h, w, c) at its position."""
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from autotune.core import ProblemError
-from autotune.ir.problem.base import Images, Windowed, output_extent
+from autotune.ir.problem.base import Images, Windowed, output_extent, problem_class
 from autotune.ir.problem.fields import NonNegative, NonNegativePair, Pair
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@problem_class
 class Pool2d(Windowed, Images):
     """A pool with a window that slides over x (n, h, w, c) and makes y (n, p, q, c)."""
 
@@ -44,7 +43,7 @@ class Pool2d(Windowed, Images):
         return f"{self.r}x{self.s}/{self.stride[0]} {self.c} @{self.h}x{self.w}"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@problem_class
 class CeilPool2d(Pool2d):
     """A pool that may have torch's ceil_mode: with ceil=1, a last window that ends beyond the padding also counts."""
 

@@ -7,13 +7,12 @@ Some networks have other activations in the places of relu and sigmoid.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 
-from autotune.ir.problem.base import Images, Operand, Tensors
+from autotune.ir.problem.base import Images, Operand, Tensors, problem_class
 
 
 def gate_operands(channels: int, hidden: int, dtype: str) -> tuple[Operand, ...]:
@@ -62,7 +61,7 @@ def apply_squeezed(
     return x * gates[:, None, None, :]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@problem_class
 class SelfGated(Images):
     """The base of operators that scale x (n, h, w, c) by the gate of its own mean; y has the shape of x."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -11,7 +10,7 @@ import torch.nn.functional as F
 
 from autotune.core import require_one_of
 from autotune.ir.operators.se_gate import Activation, SelfGated, apply_squeezed
-from autotune.ir.problem.base import Tensors
+from autotune.ir.problem.base import Tensors, problem_class
 from autotune.ir.problem.fields import FieldType
 from autotune.ir.problem.registry import register
 
@@ -28,7 +27,7 @@ def _one_of(known: Iterable[str]) -> FieldType:
     return FieldType("WORD", f"one of {', '.join(known)}", str, check)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@problem_class
 class Excitation(SelfGated):
     """The base of operators with the gates of squeeze-and-excitation and the activations of a network.
 

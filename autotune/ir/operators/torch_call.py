@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from autotune.ir.problem.base import Operand, Problem, Tensors, as_nchw, as_nhwc
+from autotune.ir.problem.base import Operand, Problem, Tensors, as_nchw, as_nhwc, problem_class
 from autotune.ir.problem.fields import TensorDtypeName
 
 LONGEST_TEXT = 2000
@@ -77,7 +77,7 @@ class OperatorCall:
         return _function(self.operator), tuple(map(resolved, self.args)), kwargs
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@problem_class
 class TorchCall(Problem):
     """The result of the last of `calls`, or the input if there are none; only torch solves this problem.
 

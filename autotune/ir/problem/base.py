@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import torch
 
@@ -49,11 +50,28 @@ class Operand:
         return math.prod(self.shape) * TENSOR_DTYPES[self.dtype].itemsize
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+C = TypeVar("C", bound="Problem")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def problem_class(cls: type[C]) -> type[C]:
+    """Make a class of problems a dataclass; a decorator.
+
+    Its methods are those of Problem: dataclasses would compile a constructor and others for each class when it is
+    imported, which takes a millisecond.
+    """
+    made: type[C] = dataclass(init=False, repr=False, eq=False, match_args=False, kw_only=True)(cls)
+    fields = dataclasses.fields(made)
+    made._names = {field.name for field in fields}
+    made._defaults = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
+    return made
+
+
+@problem_class
 class Problem:
     """The computation of one layer, for given sizes and dtypes, independent of any device.
 
-    An operator is a subclass, which `register` makes a frozen dataclass. Its fields are the sizes; their types say
+    An operator is a subclass, which `register` makes a dataclass. Its fields are the sizes; their types say
     how they are written in a problem's text (see fields.py). A subclass defines `output_shape`, `flops`, `_inputs` and
     `reference`, and these class variables.
 
@@ -80,6 +98,8 @@ class Problem:
     batch_field: ClassVar[str] = "n"
     max_operands: ClassVar[int] = MAX_OPERANDS
     has_epilogue: ClassVar[bool] = True
+    _names: ClassVar[AbstractSet[str]]  # of the fields
+    _defaults: ClassVar[Mapping[str, Any]]
     broadcasts: ClassVar[bool] = False
     dtype: DtypeName
     epilogue: Epilogue = _NO_STEPS
@@ -87,6 +107,20 @@ class Problem:
     def __init_subclass__(cls) -> None:
         if "sizes" in vars(cls) and "struct" not in vars(cls):
             cls.struct = f"at_{cls.operator}"
+
+    def __init__(self, **values: Any) -> None:
+        given = {**self._defaults, **values}
+        if given.keys() != self._names:
+            missing, unknown = sorted(self._names - given.keys()), sorted(given.keys() - self._names)
+            raise TypeError(f"{type(self).__name__}: missing are {missing}, and unknown are {unknown}")
+        self.__dict__.update(given)
+        self.__post_init__()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise dataclasses.FrozenInstanceError(f"cannot assign to field '{name}'")
+
+    def __delattr__(self, name: str) -> None:
+        raise dataclasses.FrozenInstanceError(f"cannot delete field '{name}'")
 
     def __post_init__(self) -> None:
         for name, kind in field_types(type(self)).items():
@@ -108,7 +142,6 @@ class Problem:
         if (tensors := len(self.operands())) > self.max_operands:
             raise ProblemError(f"'{self}' has {tensors} tensors; at most {self.max_operands} are possible")
 
-    # One method for all operators, because dataclasses would compile each class's own when it is imported.
     def __eq__(self, other: object) -> bool:
         return self is other or (type(self) is type(other) and self._values == other._values)
 
@@ -236,7 +269,7 @@ def limit_us(problem: Problem, flops_per_us: float, bytes_per_us: float) -> floa
     return max(problem.flops / rate, problem.bytes / bytes_per_us)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@problem_class
 class Images(Problem):
     """A problem on n images of h x w pixels with c channels.
 

@@ -7,7 +7,7 @@ import re
 from typing import TypeVar, dataclass_transform
 
 from autotune.core import AutotuneError, ProblemError, require_one_of
-from autotune.ir.problem.base import Problem
+from autotune.ir.problem.base import Problem, problem_class
 from autotune.ir.problem.fields import FieldType, field_types
 
 OPERATORS: dict[str, type[Problem]] = {}
@@ -19,7 +19,7 @@ _BUILT_IN_PACKAGE = "autotune.ir.operators."
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def register(cls: type[P]) -> type[P]:
-    """Make a class a frozen dataclass, unless it is one, and its operator known; a decorator.
+    """Make a class a dataclass, unless it is one, and its operator known; a decorator.
 
     Kernels of a user's operator receive its C struct, which is declared for them from `sizes`. Operators may share a
     struct if its fields are the same.
@@ -27,8 +27,8 @@ def register(cls: type[P]) -> type[P]:
     Raises:
         ProblemError: A name cannot be used in C, is taken, or is no attribute of the problem.
     """
-    if "__dataclass_fields__" not in vars(cls):
-        cls = dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)(cls)
+    if "_names" not in vars(cls):
+        cls = problem_class(cls)
     for name in (cls.operator, cls.struct, *cls.sizes.split()):
         if not re.fullmatch(r"[a-z]\w*", name):
             raise ProblemError(f"{cls.__name__}: '{name}' cannot be a name in C: use small letters, digits and _")
@@ -80,11 +80,10 @@ def parse(text: str) -> Problem:
         if name in values:
             raise ProblemError(f"'{text}' gives {name} twice")
         values[name] = _read(types[name], word, text)
-    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
-    missing = [name for name in types if defaults[name] is dataclasses.MISSING and name not in values]
+    missing = [name for name in types if name not in cls._defaults and name not in values]
     if missing:
         raise ProblemError(f"'{text}' lacks {', '.join(missing)}")
-    return cls(**values)  # type: ignore[arg-type]
+    return cls(**values)
 
 
 def kind_of(text: str) -> tuple[str, str]:

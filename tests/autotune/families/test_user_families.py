@@ -50,12 +50,10 @@ FAULTS = {
 }
 SHIFT = {
     "shift2d.py": '''
-from dataclasses import dataclass
 import torch
 from autotune.ir.problem import NonNegativePair, Operand, Problem, register
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class Shift2d(Problem):
     """y = x moved down and to the right by `shift`; zeros or what was moved out fills the border."""
 

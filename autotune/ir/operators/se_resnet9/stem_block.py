@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -12,12 +11,12 @@ from autotune.ir.operators.patch_conv2d import PatchConv2d
 from autotune.ir.operators.se_gate import apply_gate
 from autotune.ir.operators.se_resnet9.conv3x3 import conv3x3
 from autotune.ir.operators.se_resnet9.se_block import SeBlock
-from autotune.ir.problem.base import Images, Operand, Tensors
+from autotune.ir.problem.base import Images, Operand, Tensors, problem_class
 
 _STEM_AND_BLOCK = Epilogue(("keep", "conv", "conv", "gate", "add_kept"))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@problem_class
 class StemBlock(Images):
     """The first layer, a convolution of patches, and the residual block after it."""
 

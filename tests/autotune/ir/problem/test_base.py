@@ -1,5 +1,9 @@
 """Problems: their text, their shapes, the order of their operands, and output extents of windows against torch."""
 
+import copy
+import dataclasses
+import pickle
+
 import pytest
 import torch
 from problems import TEXTS
@@ -24,6 +28,21 @@ def test_operands_come_as_inputs_output_and_the_epilogues_in_turn():
         ("add2", "input", (1, 4, 4, 16), "f16"),
         ("scale3", "vector", (16,), "f32"),
     ]
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda text: text.split()[0])
+def test_a_problem_can_be_copied_and_pickled_but_not_changed(text):
+    problem = parse(text)
+    for same in (copy.deepcopy(problem), pickle.loads(pickle.dumps(problem)), dataclasses.replace(problem)):
+        assert same == problem and hash(same) == hash(problem) and str(same) == str(problem)
+    for change in (lambda: setattr(problem, "dtype", "f32"), lambda: delattr(problem, "dtype")):
+        with pytest.raises(dataclasses.FrozenInstanceError, match="field 'dtype'"):
+            change()
+
+
+def test_a_problem_takes_its_fields_and_no_others():
+    with pytest.raises(TypeError, match=r"Elementwise: missing are \['c', 'dtype'\], and unknown are \['k'\]"):
+        Elementwise(n=1, h=2, w=3, k=4)
 
 
 @pytest.mark.parametrize(
