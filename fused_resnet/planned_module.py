@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from autotune.core import LayerError
-from autotune.ir import TENSOR_DTYPES, CallerTensor, Layer, Network
+from autotune.ir import TENSOR_DTYPES, Layer, Network
 from autotune.libraries import inductor
 from autotune.runtime import ExecutionContext, NetworkPlan, conversions
 from fused_resnet import torch_op
@@ -249,6 +249,12 @@ class PlannedModule(nn.Module):
             cache.use_fast_path(inputs[0], context)
         return results
 
+    def _run_traced(self, inputs: Sequence[torch.Tensor], arguments: str) -> list[torch.Tensor]:
+        """Return the tensors that the layers compute, with the strides of `_like_results`."""
+        results, wanted = self._run(inputs, arguments), self.memory_format
+        last = self._source.results[arguments].channels_last
+        return results if wanted is torch.channels_last else converted(results, inputs, last, wanted)
+
     def _like_results(self, inputs: Sequence[torch.Tensor], arguments: str) -> list[torch.Tensor]:
         """Return empty results for a call, which tracers need."""
         x = inputs[0]
@@ -256,15 +262,15 @@ class PlannedModule(nn.Module):
             # The batch size of an input and of a result that begins with it may stay symbolic: int() would fix it.
             one, two = (self._source.tensors(Signature.of([x.new_empty((n, *map(int, x.shape[1:])))])) for n in (1, 2))
             if len(one) == 1 and (one[0].shape[:1], two[0].shape) == ((1,), (2, *one[0].shape[1:])):
-                kept = bool(self._converted(inputs, arguments, one))
+                kept = bool(self._wanted_order(inputs, arguments, [one[0].shape]))
                 return [empty_result(x, (x.shape[0], *one[0].shape[1:]), TENSOR_DTYPES[one[0].dtype], kept)]
         found = self._source.tensors(Signature.of(inputs, arguments))
-        kept_order = self._converted(inputs, arguments, found)
+        kept_order = self._wanted_order(inputs, arguments, [one.shape for one in found])
         return [empty_result(x, one.shape, TENSOR_DTYPES[one.dtype], i in kept_order) for i, one in enumerate(found)]
 
-    def _converted(self, inputs: Sequence[torch.Tensor], arguments: str, results: Sequence[CallerTensor]) -> list[int]:
-        """Return the positions of the results that a plan converts to torch's order of axes."""
-        return in_torch_order(inputs, results, self._source.results[arguments].channels_last, self.memory_format)
+    def _wanted_order(self, inputs: Sequence[torch.Tensor], arguments: str, shapes: list[tuple[int, ...]]) -> list[int]:
+        """Return the positions of the results that are wanted in torch's order of axes."""
+        return in_torch_order(inputs, shapes, self._source.results[arguments].channels_last, self.memory_format)
 
     def _bound(self, *args: Any, **kwargs: Any) -> tuple[list[torch.Tensor], ExecutionContext, int]:
         """Return the inputs as the context takes them, the context on the current stream, and that stream's handle."""
@@ -370,28 +376,25 @@ class PlannedModule(nn.Module):
 
     def _bind(self, inputs: Sequence[torch.Tensor], arguments: str) -> NetworkPlan:
         network = self._source.network(Signature.of(inputs, arguments))
-        converted = self._converted(inputs, arguments, network.results)
-        self._before_binding(network, conversions(network, converted), inputs[0].device)
+        order = self._wanted_order(inputs, arguments, [one.shape for one in network.results])
+        self._before_binding(network, [*conversions(network, order).values()], inputs[0].device)
         state = module_state(self._plain)
         self._cache.guard(self._source.guards, [*state.values(), *self._source.guards.tensors], inputs[0].device)
-        if arguments == ONE_TENSOR:
-            is_tensor = self._source.results[arguments].is_tensor
-            in_order = set(converted) >= {i for i, one in enumerate(network.results) if len(one.shape) == 4}
-            as_is = self.memory_format is torch.channels_last or in_order
-            self._cache.bare = self._cache.bare and is_tensor and as_is
         device, last = inputs[0].device, [i for i, x in enumerate(inputs) if not x.is_contiguous()]
         wanted = inductor.is_wanted(self._compile)
         compiles = wanted and self._num_compiled < _MAX_COMPILED_PLANS
         with self._database() as store, torch.inference_mode(False), torch.no_grad():
             # The plain network's tensors, because replicas of torch.nn.DataParallel have no named ones of their own.
-            plan = NetworkPlan(
-                network, state, store, device, self._cuda_graphs, last, compiles, self._avoided, converted
-            )
+            plan = NetworkPlan(network, state, store, device, self._cuda_graphs, last, compiles, self._avoided, order)
             is_compiled = any(bound.choice.candidate.compiled for bound in plan.bound)
             self._num_compiled += is_compiled
             limit = _MAX_COMPILED_PLANS if wanted and not is_compiled and not compiles else None
             dtype = next((x for x in inputs if x.is_floating_point()), inputs[0]).dtype
             warn_of_plan(plan, store, self._source.name, dtype, self._source.precision, limit)
+        if arguments == ONE_TENSOR:
+            images = {i for i, one in enumerate(network.results) if len(one.shape) == 4}
+            as_is = self.memory_format is torch.channels_last or images <= set(plan.in_torch_order)
+            self._cache.bare = self._cache.bare and as_is and self._source.results[arguments].is_tensor
         return plan
 
     def _before_binding(self, network: Network, converting: Sequence[Layer], device: torch.device) -> None:

@@ -25,7 +25,7 @@ class InputError(AutotuneError, ValueError):
 class TraceableNetwork(Protocol):
     """A network that tracers record as one operator."""
 
-    def _run(self, inputs: Sequence[torch.Tensor], arguments: str) -> list[torch.Tensor]:
+    def _run_traced(self, inputs: Sequence[torch.Tensor], arguments: str) -> list[torch.Tensor]:
         """Return the tensors that the layers compute for a call."""
 
     def _like_results(self, inputs: Sequence[torch.Tensor], arguments: str) -> list[torch.Tensor]:
@@ -95,7 +95,7 @@ def _find(number: int) -> TraceableNetwork:
 
 
 def _run(inputs: Sequence[torch.Tensor], network: int, arguments: str) -> list[torch.Tensor]:
-    return _find(network)._run(inputs, arguments)
+    return _find(network)._run_traced(inputs, arguments)
 
 
 def _fake(inputs: Sequence[torch.Tensor], network: int, arguments: str) -> list[torch.Tensor]:

@@ -15,7 +15,7 @@ from autotune.runtime.network_plan import (
     make_graph,
     make_runs,
 )
-from autotune.runtime.result_layouts import conversions, is_convertible
+from autotune.runtime.result_layouts import conversions, has_two_orders
 from autotune.runtime.selection import (
     CANDIDATES,
     KernelChoice,

@@ -68,10 +68,11 @@ class NetworkPlan:
         channels_last: Positions of the inputs that are channels last in memory.
         use_inductor: Compile layers by Inductor where the database says so, or where nothing is tuned.
         avoided: Candidates that failed in runs: the layer's name and the candidate's text. Others take their places.
-        in_torch_order: Positions of the results that are contiguous in torch's order of axes, by layers of their own
-            behind the network; each is convertible (result_layouts.py).
+        in_torch_order: Positions of the results that are wanted in torch's order of axes (result_layouts.py). Those for
+            which the database has kernels are converted by layers behind the network.
 
     Attributes:
+        in_torch_order: Positions of the results that are written in torch's order of axes.
         bound: The layers in the order in which they are launched.
         buffers: The activations between layers, by name.
         arena: Their places in memory.
@@ -91,10 +92,15 @@ class NetworkPlan:
         channels_last: Collection[int] = (),
         use_inductor: bool = False,
         avoided: Collection[tuple[str, str]] = (),
-        in_torch_order: Collection[int] = (),
+        in_torch_order: Sequence[int] = (),
     ) -> None:
         self._avoided = avoided
-        self.in_torch_order, self._conversions = in_torch_order, conversions(network, in_torch_order)
+        self._conversions = {
+            i: layer
+            for i, layer in conversions(network, in_torch_order).items()
+            if next(choices(store, layer.problem, device)).candidate.native
+        }
+        self.in_torch_order = self._conversions.keys()
         self.network, self.device, self.graph = network, device, graph and device.type == "cuda"
         self._channels_last = {input_name(i): i for i in channels_last}
         self.not_compiled = inductor.why_unavailable(device) if use_inductor else None
@@ -135,7 +141,7 @@ class NetworkPlan:
     def _bind_layers(self, state: State, store: Database, compiler: Compiler) -> None:
         """Select and bind all layers; raises _CompileError."""
         selected, settled = select(store, self.network, self.device, compiler)
-        layers = with_conversions(selected, self._conversions)
+        layers = with_conversions(selected, self._conversions.values())
         self.buffers = _activations(layers, self.network.callers)
         self.copied: set[int] = set()
         slots = caller_slots(self.network)

@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from autotune.ir import BYTE_FORMATS, DTYPES, CallerTensor, Layer, Network, output_name
+from autotune.ir import BYTE_FORMATS, DTYPES, Layer, Network, output_name
 from autotune.ir.operators import ToChannelsLast
 
 
-def is_convertible(result: CallerTensor) -> bool:
-    """Return whether a layer can convert a result; one channel or one pixel has the same memory in both orders."""
-    if len(result.shape) != 4 or result.dtype not in DTYPES or result.dtype in BYTE_FORMATS:
+def has_two_orders(shape: Sequence[int]) -> bool:
+    """Return whether a result differs in memory between torch's order of axes and channels last."""
+    if len(shape) != 4:
         return False
-    _, k, p, q = result.shape
+    _, k, p, q = shape
     return k > 1 and p * q > 1
 
 
-def conversions(network: Network, positions: Collection[int]) -> list[Layer]:
-    """Return a layer for each of some results that converts it to torch's order of axes.
+def conversions(network: Network, positions: Sequence[int]) -> dict[int, Layer]:
+    """Return layers that convert some results to torch's order of axes, by the positions of the results.
 
     The conversion is a transposition, and so that of an image in torch's order whose channels are the result's pixels.
+    Results that are integers have none.
 
     Args:
         network: The network.
-        positions: Positions of the results, which are convertible.
+        positions: Positions of the results, which have two orders.
     """
-    layers = []
-    for i in sorted(positions):
-        name, (n, k, p, q) = output_name(i), network.results[i].shape
-        problem = ToChannelsLast(n=n, c=p * q, h=1, w=k, to=p * q, dtype=network.results[i].dtype)
-        layers.append(Layer(f"{name} in torch's order", problem, {"x": f"{name}.channels_last", "y": name}))
+    layers = {}
+    for i in positions:
+        name, result = output_name(i), network.results[i]
+        if result.dtype in DTYPES and result.dtype not in BYTE_FORMATS:
+            n, k, p, q = result.shape
+            problem = ToChannelsLast(n=n, c=p * q, h=1, w=k, to=p * q, dtype=result.dtype)
+            layers[i] = Layer(f"{name} in torch's order", problem, {"x": f"{name}.channels_last", "y": name})
     return layers
 
 
-def with_conversions(layers: Sequence[Layer], converting: Sequence[Layer]) -> list[Layer]:
+def with_conversions(layers: Sequence[Layer], converting: Iterable[Layer]) -> list[Layer]:
     """Return layers that write their results into the buffers that conversions read, and the conversions."""
+    converting = list(converting)
     moved = {one.buffers["y"]: one.buffers["x"] for one in converting}
     renamed = [
         replace(layer, buffers={key: moved.get(name, name) for key, name in layer.buffers.items()}) for layer in layers

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from autotune.ir import CallerTensor
-from autotune.runtime import ACCESS, is_convertible
+from autotune.runtime import ACCESS, has_two_orders
 from fused_resnet.call.call_cache import is_contiguous
 from fused_resnet.torch_op import InputError
 
@@ -65,19 +64,16 @@ def converted(
 
 def in_torch_order(
     inputs: Sequence[torch.Tensor],
-    results: Sequence[CallerTensor],
+    shapes: Sequence[Sequence[int]],
     channels_last: Sequence[bool],
     memory_format: torch.memory_format,
 ) -> list[int]:
-    """Return the positions of the results that a plan writes in torch's order of axes, not channels last.
-
-    The arguments are those of `converted`, with the shapes of the results.
-    """
+    """Return the positions of the results that `converted` returns in torch's order of axes, by their shapes."""
     formats = [_format(inputs, last, memory_format) for last in channels_last]
     return [
         i
-        for i, (result, wanted) in enumerate(zip(results, formats, strict=True))
-        if wanted is torch.contiguous_format and is_convertible(result)
+        for i, (shape, wanted) in enumerate(zip(shapes, formats, strict=True))
+        if wanted is torch.contiguous_format and has_two_orders(shape)
     ]
 
 

@@ -171,7 +171,7 @@ def test_what_was_not_measured_has_no_value(names):
 
 def test_what_converts_results_is_missing_like_a_layer(network, tmp_path):
     target = TuningTarget.of_device(torch.device("cpu"))
-    (converting,) = conversions(network, [0])
+    (converting,) = conversions(network, [0]).values()
     with Store.create(tmp_path / "x.db") as store:
         for layer in network.layers:
             measured(store, layer.problem, final=True)
