@@ -306,6 +306,28 @@ def test_a_group_is_measured_by_one_command_and_again_if_a_time_moved(repository
     assert group.record == (name,) == (record_name(Catalogue.read(repository), group),)
 
 
+def test_a_second_run_that_is_cut_off_leaves_the_record_of_the_first(repository, monkeypatch):
+    texts = []
+
+    def run(root, line):
+        path = root / line.rpartition(" ")[2]
+        if texts:
+            path.write_text("half")
+            raise KeyboardInterrupt
+        batches = [{"batch": batch, "variants": variants(us, 2.0)} for batch, us in ((1, 200.0), (8, 80.0))]
+        texts.append(json.dumps({"batches": batches}))
+        path.write_text(texts[0])
+
+    monkeypatch.setattr(measuring, "checkout", lambda: {"commit": "0" * 40, "uncommitted_changes": False})
+    monkeypatch.setattr(measuring, "_gpu", lambda: QUIET)
+    monkeypatch.setattr(measuring, "_run", run)
+    catalogue = Catalogue.read(repository)
+    group = catalogue.groups["net.f16"]
+    with pytest.raises(KeyboardInterrupt):
+        measuring.measure(catalogue, [group], print)
+    assert (repository / "benchmarks" / f"{record_name(catalogue, group)}.json").read_text() == texts[0]
+
+
 # -- the repository itself ---------------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,7 +42,8 @@ def command(group: Group, record: str) -> str:
 def measure(catalogue: Catalogue, groups: list[Group], tell: Callable[[str], None]) -> None:
     """Measure groups, and write the record of each.
 
-    A figure that differs by more than its group's tolerance from the record before is measured once more.
+    A figure that differs by more than its group's tolerance from the record before is measured once more. If that run
+    does not come to its end, the record of the first one stays.
 
     Args:
         catalogue: The figures.
@@ -57,7 +59,8 @@ def measure(catalogue: Catalogue, groups: list[Group], tell: Callable[[str], Non
         name, before = record_name(catalogue, group), _times(catalogue, group)
         for attempt in (1, 2):
             require_quiet(group.device, settled(_gpu))
-            _run(catalogue.root, command(group, name))
+            with _kept(catalogue.root / "benchmarks" / f"{name}.json", when=attempt == 2):
+                _run(catalogue.root, command(group, name))
             now = _times(replace(catalogue, _records={}), replace(group, record=(name,)))
             moved = [one for one in before if abs(now[one] / before[one] - 1) > group.tolerance]
             for one in moved:
@@ -68,6 +71,18 @@ def measure(catalogue: Catalogue, groups: list[Group], tell: Callable[[str], Non
                 break
         put(catalogue.root, group.id, "record", f'"{name}"')
         tell(f"benchmarks/{name}.json is new: autotune figures --update writes its figures into the pages")
+
+
+@contextmanager
+def _kept(path: Path, when: bool) -> Iterator[None]:
+    """Put a file's text back if the work fails or is interrupted: a run writes its record batch size by batch size."""
+    text = path.read_text() if when else None
+    try:
+        yield
+    except BaseException:
+        if text is not None:
+            path.write_text(text)
+        raise
 
 
 def settled(read: Callable[[], list[str]], seconds: float = 10.0) -> list[str]:
