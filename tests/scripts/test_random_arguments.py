@@ -71,6 +71,7 @@ PROGRAMS = {
     "random_graphs": ["--db", "text.db", "--graphs", "1"],
     "other_batches": ["--db", "text.db"],
     "random_plans": ["--db", "text.db"],
+    "replan": ["--db", "text.db"],
     "kill_campaign": ["--target", "nothing"],
     "stress": ["--db", "text.db"],
     "tamper": ["--db", "text.db"],

@@ -1,6 +1,5 @@
 """Fields of a user's operator, and names of dtypes: types, limits and text."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import pytest
@@ -21,7 +20,7 @@ def _color(text):
 def painted():
     """An operator with a field of each type, registered for one test."""
 
-    @dataclass(frozen=True, kw_only=True)
+    @register
     class Painted(Problem):
         operator = "painted"
         sizes = "n tile_h tile_w skipped"
@@ -39,7 +38,6 @@ def painted():
         def _inputs(self):
             return ()
 
-    register(Painted)
     yield Painted
     del OPERATORS["painted"]
 
