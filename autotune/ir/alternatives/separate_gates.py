@@ -18,6 +18,7 @@ from autotune.ir.constant_expr import ConstantExpr, ConstantSource
 from autotune.ir.epilogue import Epilogue
 from autotune.ir.network import Alternative, Layer
 from autotune.ir.operators import Conv2d, Elementwise, GlobalAvgPool2d, SeTail, SqueezeExcite
+from autotune.ir.problem.base import Images
 
 _FEWEST_BYTES = 2**16
 """Size of an image below which the kernels of the whole operator are left alone."""
@@ -43,8 +44,8 @@ def separate_gates(wiring: Wiring, excite: Layer) -> Iterator[Alternative]:
             yield Alternative(name, (conv.name, excite.name), layers)
 
 
-def is_large(problem: SeTail | SqueezeExcite) -> bool:
-    """Return whether an image is too large for kernels that give it to one block."""
+def is_large(problem: Images) -> bool:
+    """Return whether an image is too large for kernels that give it to one block or cluster."""
     x = problem.operands()[0]
     return x.bytes >= problem.n * _FEWEST_BYTES
 

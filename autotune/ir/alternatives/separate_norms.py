@@ -10,12 +10,11 @@ import dataclasses
 from collections.abc import Iterator
 
 from autotune.ir.alternatives.joining import fields_of
+from autotune.ir.alternatives.separate_gates import is_large
 from autotune.ir.alternatives.wiring import Wiring
 from autotune.ir.network import Alternative, Layer
 from autotune.ir.operators import GroupNorm, GroupStatistics, Normalize
 
-_FEWEST_BYTES = 2**16
-"""Size of an image below which the kernels of the whole operator are left alone."""
 _WIDEST_GROUP = 256
 """Channels of a group that a block of the kernels of statistics takes."""
 
@@ -23,9 +22,7 @@ _WIDEST_GROUP = 256
 def separate_norms(_: Wiring, norm: Layer) -> Iterator[Alternative]:
     """Yield the two layers."""
     problem = norm.problem
-    if not isinstance(problem, GroupNorm) or problem.c // problem.groups > _WIDEST_GROUP:
-        return
-    if problem.operands()[0].bytes < problem.n * _FEWEST_BYTES:
+    if not isinstance(problem, GroupNorm) or problem.c // problem.groups > _WIDEST_GROUP or not is_large(problem):
         return
     name, x = f"{norm.name}.apart", norm.buffers["x"]
     made = f"{x}.{norm.name}.statistics"

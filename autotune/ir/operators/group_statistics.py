@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from autotune.core import ProblemError
+from autotune.ir.operators.group_norm import ChannelGroups
 from autotune.ir.problem.base import Images, Tensors
 from autotune.ir.problem.registry import register
 
@@ -17,7 +17,7 @@ def image_statistics(problem: Images) -> tuple[int, ...]:
 
 
 @register
-class GroupStatistics(Images):
+class GroupStatistics(ChannelGroups):
     """Statistics of the groups of channels of each image: x (n, h, w, c), y (n, 2, c) in float32.
 
     The rows of y are, for each channel, the mean of its group and factor = 1 / sqrt(variance + eps). eps is the
@@ -27,13 +27,6 @@ class GroupStatistics(Images):
     operator: ClassVar[str] = "group_statistics"
     has_epilogue: ClassVar[bool] = False
     sizes: ClassVar[str] = "n h w c groups"
-    scalars: ClassVar[int] = 1
-    groups: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.c % self.groups:
-            raise ProblemError(f"'{self}': groups must divide c")
 
     @property
     def output_dtype(self) -> str:
