@@ -95,11 +95,10 @@ class NetworkPlan:
         in_torch_order: Sequence[int] = (),
     ) -> None:
         self._avoided = avoided
-        self._conversions = {
-            i: layer
-            for i, layer in conversions(network, in_torch_order).items()
-            if next(choices(store, layer.problem, device)).candidate.native
-        }
+        converting = conversions(network, in_torch_order)
+        fastest = {i: next(choices(store, layer.problem, device)) for i, layer in converting.items()}
+        self._conversions = {i: layer for i, layer in converting.items() if fastest[i].candidate.native}
+        self._converters = {one.name: replace(fastest[i], overlap=True) for i, one in self._conversions.items()}
         self.in_torch_order = self._conversions.keys()
         self.network, self.device, self.graph = network, device, graph and device.type == "cuda"
         self._channels_last = {input_name(i): i for i in channels_last}
@@ -141,7 +140,7 @@ class NetworkPlan:
     def _bind_layers(self, state: State, store: Database, compiler: Compiler) -> None:
         """Select and bind all layers; raises _CompileError."""
         selected, settled = select(store, self.network, self.device, compiler)
-        layers = with_conversions(selected, self._conversions.values())
+        layers, settled = with_conversions(selected, self._conversions.values()), settled | self._converters
         self.buffers = _activations(layers, self.network.callers)
         self.copied: set[int] = set()
         slots = caller_slots(self.network)
