@@ -1,16 +1,17 @@
 """Compare FusedResNet with torch.compile on a list of networks.
 
-Each network is tuned in a process of its own. A process for each batch size
-then times FusedResNet on the tuned database and with nothing tuned, and
-torch.compile in its modes reduce-overhead and max-autotune with freezing, all
-in interleaved rounds. On a GPU the processes first compile, all at the same
-time; kernels are timed in turns. Several GPUs take one network after the other,
-each with its share of the cores. What Inductor compiled and timed stays in the
-folder of --dbs, so max-autotune, which takes minutes, goes on where an
-interrupted run ended. A process that compiles in this mode keeps one core busy,
-so --compile-ahead first lets several of them fill Inductor's caches. The
-results are a table, a chart, and a JSON record. A network that the record holds
-is measured again only if --only names it.
+Each network is tuned in a process of its own, unless --db names a database that
+has their plans. A process for each batch size then times FusedResNet on the
+database and with nothing tuned, and torch.compile in its modes reduce-overhead
+and max-autotune with freezing, all in interleaved rounds. On a GPU the
+processes first compile, all at the same time; kernels are timed in turns.
+Several GPUs take one network after the other, each with its share of the cores.
+What Inductor compiled and timed stays in the folder of --dbs, so max-autotune,
+which takes minutes, goes on where an interrupted run ended. A process that
+compiles in this mode keeps one core busy, so --compile-ahead first lets several
+of them fill Inductor's caches. The results are a table, a chart, and a JSON
+record. A network that the record of this commit holds is measured again only if
+--only names it.
 
 Example:
   python benchmarks/programs/bench_networks.py --budget 3m --dbs generated/networks
@@ -49,6 +50,7 @@ from autotune_cli.command_line import (
     sizes,
     torch_device,
 )
+from autotune_cli.commands.bench import entry as database_entry
 from autotune_cli.main import run_program
 from autotune_cli.record import provenance, slug, write
 
@@ -85,9 +87,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of the databases, of Inductor's caches, and of what tune and bench print (default %(default)s)",
     )
     parser.add_argument("--input", metavar="C,H,W", help="size of an image, instead of each network's usual size")
-    parser.add_argument("--no-tune", action="store_true", help="measure with the databases as they are")
+    parser.add_argument("--db", type=Path, metavar="FILE", help="measure with this database, and tune nothing")
     parser.add_argument("--seconds", default="2", metavar="TIME", help="time of each variant (default 2)")
-    parser.add_argument("--skip-max-autotune", action="store_true", help="leave out max-autotune, which takes minutes")
+    parser.add_argument(
+        "--skip", type=names, default=[], metavar="A,B", help=f"leave out some of {', '.join(VARIANTS[:-1])}"
+    )
     parser.add_argument(
         "--compile-ahead",
         type=positive,
@@ -108,11 +112,15 @@ def main(arguments: argparse.Namespace) -> int:
         return 0
     for name in arguments.only:
         require_one_of("network", name, list(NETWORKS))
+    for name in arguments.skip:
+        require_one_of("variant", name, list(VARIANTS[:-1]))
     device = torch_device(arguments.device)
     about = provenance(device, arguments.out)
     path = arguments.out or Path(f"networks-{slug(about['machine']['device'])}.json")
-    known = read(path)["networks"] if path.is_file() else {}
-    record: dict[str, Any] = {**about, "method": METHOD, "budget": arguments.budget, "networks": known}
+    old = read(path) if path.is_file() else {}
+    known = old["networks"] if old.get("commit") == about["commit"] else {}  # a record is of one commit
+    how = {"database": database_entry(arguments.db)} if arguments.db else {"budget": arguments.budget}
+    record: dict[str, Any] = {**about, "method": METHOD, **how, "networks": known}
     wanted = arguments.only or [name for name in NETWORKS if name not in known]
     available = places(arguments.devices, device.type)
     if arguments.compile_ahead:
@@ -156,7 +164,7 @@ def compile_ahead(
         name, batch = job
         place = free.get()
         options = _options(name, arguments, device, variants, seconds="0")
-        bench = BenchProcess(batch, database_of(name, arguments), options, place)
+        bench = BenchProcess(batch, reports_of(name, arguments), arguments.db, options, place)
         try:
             bench.start(compilers=1)
             bench.batches()
@@ -238,23 +246,23 @@ def measure(name: str, arguments: argparse.Namespace, device: str, place: Mappin
         device: "cpu" or "cuda".
         place: Environment variables of the processes.
     """
-    database = database_of(name, arguments)
+    reports = reports_of(name, arguments)
     batches = ["--batch", ",".join(map(str, arguments.batch))]
     entry: dict[str, Any] = {}
     options = _options(name, arguments, device, _variants(arguments), arguments.seconds)
-    benches = [BenchProcess(batch, database, options, place) for batch in arguments.batch]
+    benches = [BenchProcess(batch, reports, arguments.db, options, place) for batch in arguments.batch]
     try:
         if device == "cuda":
             for bench in benches:
                 bench.start(compilers=max(1, len(os.sched_getaffinity(0)) // len(benches)))
             for bench in benches:
                 bench.wait_until_prepared()
-        if not arguments.no_tune:
+        if not arguments.db:
             started = time.monotonic()
             arch = "cpu" if device == "cpu" else "auto"
-            where = ("--db", str(database), "--budget", arguments.budget)
+            where = ("--db", f"{reports}.db", "--budget", arguments.budget)
             tune = ("tune", *_model(name, arguments), *batches, "--arch", arch, *where)
-            run(*tune, report=database.with_suffix(".tune.txt"), place=place)
+            run(*tune, report=reports.with_suffix(".tune.txt"), place=place)
             entry["tune_seconds"] = round(time.monotonic() - started, 1)
         entry["batches"] = [record for bench in benches for record in bench.batches()]
     except AutotuneError as problem:
@@ -265,14 +273,14 @@ def measure(name: str, arguments: argparse.Namespace, device: str, place: Mappin
     return entry
 
 
-def database_of(name: str, arguments: argparse.Namespace) -> Path:
-    """Return the path of a network's database, in a folder that exists."""
+def reports_of(name: str, arguments: argparse.Namespace) -> Path:
+    """Return the beginning of the paths of a network's database, caches and reports, in a folder that exists."""
     arguments.dbs.mkdir(parents=True, exist_ok=True)
-    return Path(arguments.dbs / f"{name}.db")
+    return Path(arguments.dbs / name)
 
 
 def _variants(arguments: argparse.Namespace) -> list[str]:
-    return [one for one in VARIANTS if one != "compile_max" or not arguments.skip_max_autotune]
+    return [one for one in VARIANTS if one not in arguments.skip]
 
 
 def _model(name: str, arguments: argparse.Namespace) -> list[str]:

@@ -22,17 +22,20 @@ class BenchProcess:
 
     Args:
         batch: The batch size.
-        database: The tuning database.
+        reports: The beginning of the paths of what it prints, of Inductor's cache, and of the tuning database.
+        database: Another tuning database.
         options: Further options of `autotune bench`.
         place: Environment variables of the process.
     """
 
-    def __init__(self, batch: int, database: Path, options: Sequence[str], place: Mapping[str, str]) -> None:
-        self._report = database.with_suffix(f".bench-{batch}.txt")
-        inductor = database.with_suffix(f".inductor-{batch}").absolute()
+    def __init__(
+        self, batch: int, reports: Path, database: Path | None, options: Sequence[str], place: Mapping[str, str]
+    ) -> None:
+        self._report = reports.with_suffix(f".bench-{batch}.txt")
+        inductor = reports.with_suffix(f".inductor-{batch}").absolute()
         self._environment = os.environ | place | {"TORCHINDUCTOR_CACHE_DIR": str(inductor)}  # not for the tune
         self._folder = tempfile.TemporaryDirectory()
-        where = ("--db", str(database), "--out", f"{self._folder.name}/record.json")
+        where = ("--db", str(database or f"{reports}.db"), "--out", f"{self._folder.name}/record.json")
         self._line = [*_command("bench", "--batch", str(batch)), *options, *where, "--pause"]
         self._process: subprocess.Popen[str] | None = None
 

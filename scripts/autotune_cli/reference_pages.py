@@ -244,7 +244,7 @@ def _figures() -> str:
     rows = [
         (f"`{group.id}`", *_stands_on(group), ", ".join(f"`{name}.json`" for name in group.record)) for group in groups
     ]
-    commands = "".join(f"# {group.id}\n{command(group, record_name(catalogue, group))}\n" for group in groups)
+    commands = "".join(f"# {group.id}\n{command([group], record_name(catalogue, group))}\n" for group in groups)
     debts = [(f"`{name}`", f"{number}", _plain(reason)) for (number, name), reason in sorted(catalogue.debts.items())]
     formulas = [(f"`{name}`", f"`{formula}`") for name, (formula, _) in catalogue.formulas.items()]
     return "\n".join(

@@ -115,3 +115,8 @@ def test_a_network_is_tuned_and_timed_with_what_was_compiled_ahead(tmp_path, mon
     (row,) = speedups.rows(json.loads(path.read_text()))
     assert row.speedup > 0 and row.untuned > 0 and row.peers["max-autotune"] > 0
     assert row.error < 1e-5
+    words = [*(word for word in words[:-1] if word not in ("--compile-ahead", "2")), str(tmp_path / "again.json")]
+    assert run(*words, "--db", str(tmp_path / "dbs" / "small.db"), "--skip", "compile_max,untuned") == 0
+    record = json.loads((tmp_path / "again.json").read_text())
+    assert record["networks"]["small"].keys() == {"batches"} and record["database"]["file"] == "small.db"
+    assert record["networks"]["small"]["batches"][0]["variants"].keys() == {"eager", "compile_frozen", "fused"}

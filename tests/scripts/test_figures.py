@@ -16,7 +16,7 @@ from autotune_cli.figures.catalogue import _evaluated
 from autotune_cli.main import main
 from tuning_db import Store
 
-MOST_DEBTS = 47
+MOST_DEBTS = 34
 """Debts of figures.toml when the list began. It only shrinks: lower this number when debts were paid."""
 MOST_FILES = 120
 """Files of benchmarks/, programs and layers included: one record a figure."""
@@ -286,7 +286,7 @@ def test_uncommitted_changes_are_refused(repository, monkeypatch):
 @pytest.mark.parametrize("records", [("net",), ("net", "older")])
 @pytest.mark.parametrize(("factor", "runs"), [(1.02, 1), (1.2, 2)])
 def test_a_group_is_measured_by_one_command_and_again_if_a_time_moved(repository, monkeypatch, factor, runs, records):
-    ran, told = [], []
+    ran, told, ahead = [], [], []
 
     def run(root, line):
         ran.append(line)
@@ -297,11 +297,14 @@ def test_a_group_is_measured_by_one_command_and_again_if_a_time_moved(repository
     monkeypatch.setattr(measuring, "checkout", lambda: {"commit": "0" * 40, "uncommitted_changes": False})
     monkeypatch.setattr(measuring, "_gpu", lambda: QUIET)
     monkeypatch.setattr(measuring, "_run", run)
+    monkeypatch.setattr(measuring, "compile_ahead", lambda root, lines, tell: ahead.extend(lines))
     catalogue = Catalogue.read(repository)
     group, name = replace(catalogue.groups["net.f16"], record=records), "net" if records == ("net",) else "net.f16"
     measuring.measure(replace(catalogue, groups={"net.f16": group}), [group], told.append)
     line = "autotune bench --model torchvision:net --batch 1,8 --db tuning_db/nets_h200.db --only compile,fused"
     assert ran == [f"{line} --out benchmarks/{name}.json"] * runs and len(told) == (1 if runs == 1 else 9)
+    line = "autotune bench --model torchvision:net --batch {} --seconds 0 --only compile --out {}"
+    assert ahead == [line.format(batch, "{folder}") for batch in (1, 8)]
     group = Catalogue.read(repository).groups["net.f16"]
     assert group.record == (name,) == (record_name(Catalogue.read(repository), group),)
 
@@ -321,11 +324,55 @@ def test_a_second_run_that_is_cut_off_leaves_the_record_of_the_first(repository,
     monkeypatch.setattr(measuring, "checkout", lambda: {"commit": "0" * 40, "uncommitted_changes": False})
     monkeypatch.setattr(measuring, "_gpu", lambda: QUIET)
     monkeypatch.setattr(measuring, "_run", run)
+    monkeypatch.setattr(measuring, "compile_ahead", lambda root, lines, tell: None)
     catalogue = Catalogue.read(repository)
     group = catalogue.groups["net.f16"]
     with pytest.raises(KeyboardInterrupt):
         measuring.measure(catalogue, [group], print)
     assert (repository / "benchmarks" / f"{record_name(catalogue, group)}.json").read_text() == texts[0]
+
+
+@pytest.mark.parametrize("moves", [(), ("two",)])
+def test_a_program_for_several_networks_runs_once_and_again_for_those_that_moved(repository, monkeypatch, moves):
+    file = repository / "benchmarks" / "figures.toml"
+    program = 'program = "python nets.py --only {networks} --out {record}"\nvariants'
+    one = TOML[TOML.index("[[group]]") : TOML.index("[[formula]]")].replace("variants", program)
+    two = one.replace('"net.f16"', '"two.f16"').replace("torchvision:net", "two")
+    file.write_text(f"{TOML[: TOML.index('[[group]]')]}{one}{two}")
+    entry = {"batches": [{"batch": batch, "variants": variants(us, 2.0)} for batch, us in ((1, 100.0), (8, 40.0))]}
+    record, lines = repository / "benchmarks" / "net.json", []
+    record.write_text(json.dumps({"networks": {"net": entry, "two": entry}}))
+
+    def run(root, line):
+        lines.append(line)
+        slower = {"batches": [{"batch": batch, "variants": variants(500.0, 2.0)} for batch in (1, 8)]}
+        networks = {name: slower if name in moves else entry for name in ("net", "two")}
+        (root / line.rpartition(" ")[2]).write_text(json.dumps({"networks": networks}))
+
+    monkeypatch.setattr(measuring, "checkout", lambda: {"commit": "0" * 40, "uncommitted_changes": False})
+    monkeypatch.setattr(measuring, "_gpu", lambda: QUIET)
+    monkeypatch.setattr(measuring, "_run", run)
+    measuring.measure(Catalogue.read(repository), [], lambda line: None)
+    line = "python nets.py --only {} --out benchmarks/net.json"
+    assert lines == [line.format("net,two"), *(line.format(name) for name in moves)]
+    assert [group.record for group in Catalogue.read(repository).groups.values()] == [("net",)] * 2
+
+
+@pytest.mark.process
+def test_peers_are_compiled_ahead_by_one_compiler_process_each(tmp_path):
+    (tmp_path / "peer.py").write_text(
+        "import os, pathlib, sys\n"
+        "pathlib.Path(sys.argv[1]).write_text(os.environ['TORCHINDUCTOR_COMPILE_THREADS'] + sys.argv[2])\n"
+        "sys.exit(1)\n"
+    )
+    told = []
+    lines = [f"python peer.py {tmp_path}/out-{number} {{folder}}" for number in range(3)]
+    measuring.compile_ahead(tmp_path, lines, told.append)
+    found = [(tmp_path / f"out-{number}").read_text() for number in range(3)]
+    assert len({*found}) == 3 and all(text.startswith("1/") for text in found)
+    assert len(told) == 1 and "3 batch sizes" in told[0]
+    measuring.compile_ahead(tmp_path, [], told.append)
+    assert len(told) == 1
 
 
 # -- the repository itself ---------------------------------------------------------------------------------------------

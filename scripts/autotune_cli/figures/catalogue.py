@@ -47,7 +47,8 @@ class Group:
         options: Further words of `autotune bench`.
         ours: The variant that an id without one means.
         variants: Variants that are timed beside it.
-        program: Command line that measures the group, in place of `autotune bench`; {record} is the record.
+        program: Command line that measures the group, in place of `autotune bench`; {record} is the record, {networks}
+            the networks of all groups with this program and record, which are measured by one run.
         older: Batch sizes whose plan has kernels of older templates.
         tolerance: A new time that differs by more than this part of the old one is measured again.
     """

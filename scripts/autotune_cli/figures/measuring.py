@@ -7,9 +7,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from autotune.core import AutotuneError
 from autotune.measure import reason_names
@@ -18,32 +20,53 @@ from autotune_cli.record import checkout
 
 IDLE, POWER_CAP = 0x1, 0x4
 """Bits of nvidia-smi's reasons for a low clock that an idle GPU, or one at its full power limit, may have."""
+NETWORKS = "{networks}"
+"""What stands in a program for the names of the networks of all groups that it measures."""
 BUSY_PERCENT = 5
 """Utilization above which other work is on the GPU, although nvidia-smi may not see its process from a container."""
 _QUERY = "name,utilization.gpu,clocks_throttle_reasons.active,power.limit,power.default_limit"
 
 
 def record_name(catalogue: Catalogue, group: Group) -> str:
-    """Return the name of the one record that a run of a group writes: that of the group if it has none of its own."""
+    """Return the name of the one record that a run of a group writes: that of the group if it has none of its own.
+
+    A program for several networks writes one record for all of them.
+    """
+    if NETWORKS in group.program:
+        return group.record[0]
     others = {name for other in catalogue.groups.values() if other.id != group.id for name in other.record}
     return group.record[0] if len(group.record) == 1 and group.record[0] not in others else group.id
 
 
-def command(group: Group, record: str) -> str:
-    """Return the command line that measures a group into a record of this name."""
-    path = f"benchmarks/{record}.json"
+def command(groups: list[Group], record: str) -> str:
+    """Return the command line that measures a group, or those with one program, into a record of this name."""
+    group, path = groups[0], f"benchmarks/{record}.json"
     if group.program:
-        return group.program.format(record=path)
-    words = [f"autotune bench --model {group.network} --batch {','.join(map(str, group.batches))}", group.options]
-    words += [f"--db tuning_db/{group.database}"] if group.database else []
-    return " ".join([*filter(None, words), f"--only {','.join((*group.variants, 'fused'))} --out {path}"])
+        networks = ",".join(one.network.removeprefix("torchvision:") for one in groups)
+        return group.program.format(record=path, networks=networks)
+    options = f"{group.options} --db tuning_db/{group.database}" if group.database else group.options
+    return _bench(group, [*group.batches], options, [*group.variants, "fused"], path)
+
+
+def commands_ahead(group: Group) -> list[str]:
+    """Return command lines that fill Inductor's caches with the code of a group's peers, each for a batch size."""
+    compiled = [one for one in group.variants if one.startswith("compile")]
+    if group.program or not compiled:
+        return []
+    return [_bench(group, [batch], f"{group.options} --seconds 0", compiled, "{folder}") for batch in group.batches]
+
+
+def _bench(group: Group, batches: list[int], options: str, variants: list[str], path: str) -> str:
+    head = f"autotune bench --model {group.network} --batch {','.join(map(str, batches))}"
+    return f"{head} {options.strip()} --only {','.join(variants)} --out {path}".replace("  ", " ")
 
 
 def measure(catalogue: Catalogue, groups: list[Group], tell: Callable[[str], None]) -> None:
     """Measure groups, and write the record of each.
 
-    A figure that differs by more than its group's tolerance from the record before is measured once more. If that run
-    does not come to its end, the record of the first one stays.
+    Inductor first compiles the peers of all groups, in several processes at a time, so that a run finds their code in
+    its caches. A figure that differs by more than its group's tolerance from the record before is measured once more.
+    If that run does not come to its end, the record of the first one stays.
 
     Args:
         catalogue: The figures.
@@ -55,22 +78,43 @@ def measure(catalogue: Catalogue, groups: list[Group], tell: Callable[[str], Non
     """
     if not checkout()["commit"] or checkout()["uncommitted_changes"]:
         raise AutotuneError("a record of uncommitted changes cannot be traced: commit them first")
-    for group in groups or [one for one in catalogue.groups.values() if one.device == _gpu()[0]]:
-        name, before = record_name(catalogue, group), _times(catalogue, group)
-        for attempt in (1, 2):
-            require_quiet(group.device, settled(_gpu))
-            with _kept(catalogue.root / "benchmarks" / f"{name}.json", when=attempt == 2):
-                _run(catalogue.root, command(group, name))
-            now = _times(replace(catalogue, _records={}), replace(group, record=(name,)))
-            moved = [one for one in before if abs(now[one] / before[one] - 1) > group.tolerance]
-            for one in moved:
+    groups = groups or [one for one in catalogue.groups.values() if one.device == _gpu()[0]]
+    compile_ahead(catalogue.root, [line for group in groups for line in commands_ahead(group)], tell)
+    for name, together in _runs(catalogue, groups).items():
+        _measure(catalogue, name, together, tell)
+
+
+def _runs(catalogue: Catalogue, groups: list[Group]) -> dict[str, list[Group]]:
+    """Return the groups that one run measures, by the name of the record that it writes."""
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        found.setdefault(record_name(catalogue, group), []).append(group)
+    return found
+
+
+def _measure(catalogue: Catalogue, name: str, groups: list[Group], tell: Callable[[str], None]) -> None:
+    """Measure groups into one record, and again those with a time that moved."""
+    before = {group.id: _times(catalogue, group) for group in groups}
+    wanted = groups
+    for attempt in (1, 2):
+        require_quiet(groups[0].device, settled(_gpu))
+        with _kept(catalogue.root / "benchmarks" / f"{name}.json", when=attempt == 2):
+            _run(catalogue.root, command(wanted, name))
+        moved = []
+        for group in wanted:
+            old, now = before[group.id], _times(replace(catalogue, _records={}), replace(group, record=(name,)))
+            far = [one for one in old if abs(now[one] / old[one] - 1) > group.tolerance]
+            for one in far:
                 again = " again" if attempt == 2 else ""
-                change = f"{before[one]:.1f} -> {now[one]:.1f} us ({now[one] / before[one] - 1:+.1%})"
+                change = f"{old[one]:.1f} -> {now[one]:.1f} us ({now[one] / old[one] - 1:+.1%})"
                 tell(f"{one}: {change}, more than {group.tolerance:.0%}{again}")
-            if not moved:
-                break
+            moved += [group] if far else []
+        wanted = moved
+        if not wanted:
+            break
+    for group in groups:
         put(catalogue.root, group.id, "record", f'"{name}"')
-        tell(f"benchmarks/{name}.json is new: autotune figures --update writes its figures into the pages")
+    tell(f"benchmarks/{name}.json is new: autotune figures --update writes its figures into the pages")
 
 
 @contextmanager
@@ -127,11 +171,30 @@ def _gpu() -> list[str]:
     return [word.strip() for word in done.stdout.strip().split(",")]
 
 
+def compile_ahead(root: Path, lines: list[str], tell: Callable[[str], None]) -> None:
+    """Run commands, a process for each core at a time. A failure is not reported: the measurement repeats it."""
+    begin, environment = time.monotonic(), os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    with TemporaryDirectory() as folder, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+
+        def run(numbered: tuple[int, str]) -> None:
+            number, line = numbered
+            words = _words(line.format(folder=f"{folder}/{number}.json"))
+            subprocess.run(words, cwd=root, check=False, capture_output=True, env=environment)
+
+        list(threads.map(run, enumerate(lines)))
+    if lines:
+        tell(f"Inductor compiled the peers of {len(lines)} batch sizes in {time.monotonic() - begin:.0f} s")
+
+
 def _run(root: Path, line: str) -> None:
-    words = line.split()
-    words = [sys.executable, *(["-m", "autotune_cli", *words[1:]] if words[0] == "autotune" else words[1:])]
-    if subprocess.run(words, cwd=root, check=False).returncode:
+    if subprocess.run(_words(line), cwd=root, check=False).returncode:
         raise AutotuneError(f"'{line}' failed: its reason stands above")
+
+
+def _words(line: str) -> list[str]:
+    """Return the words of a command line, with this Python."""
+    first, *others = line.split()
+    return [sys.executable, *(["-m", "autotune_cli", *others] if first == "autotune" else others)]
 
 
 def _times(catalogue: Catalogue, group: Group) -> dict[str, float]:
