@@ -47,8 +47,7 @@ if TYPE_CHECKING:
 
 _MAX_COMPILED_PLANS = 8
 """Plans that a module lets Inductor compile, one for each shape and state of the weights; torch.compile has this limit,
-too. Compiling takes seconds to minutes, and a program that changes shapes or weights all the time would do little else.
-"""
+too. A program that changes shapes or weights all the time would do little else than compile."""
 
 
 class PlannedModule(nn.Module):

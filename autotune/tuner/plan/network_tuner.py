@@ -12,18 +12,19 @@ timed never gives way to code that was not timed beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from autotune.core import NEVER, Deadline
 from autotune.ir import WHOLE, Network
 from autotune.measure import THROTTLED, LayerAssignment, Result, Worker
-from autotune.runtime import Candidate, faster_alternatives
+from autotune.runtime import Candidate
 from autotune.tuner.plan.copied_plans import CopiedPlan
 from autotune.tuner.plan.plan_candidates import Known, KnownCandidate, known_candidates, plan_in_use
 from autotune.tuner.plan.plan_descent import PlanDescent
 from autotune.tuner.plan.plan_moves import PlanState
 from autotune.tuner.plan.plan_recorder import PlanRecorder
+from autotune.tuner.plan.plan_starts import other_starts, winners_alone, with_best_overlaps
 from autotune.tuner.plan.plan_timer import FINAL_ROUNDS, ROUNDS, PlanTimer, network_timer
 from tuning_db import Store
 from tuning_db.schema import Device, PlanRow
@@ -100,7 +101,7 @@ def tune_network_plan(
     timer = network_timer(worker, network, until.clock)
     in_use = plan_in_use(store, device, worker, network, known, copied, until)
     recorder = PlanRecorder(store, device, network, known)
-    whole, winners = _whole_plans(network, known), _winners(known, overlap=descend)
+    whole, winners = _whole_plans(network, known), winners_alone(known, overlap=descend)
     saved = store.plan(device, network.key)  # a run that ends early keeps it
     # Inductor's code that was faster in an earlier run gives way only to what is faster than it was.
     recorder.keeps_faster = saved is not None and WHOLE in saved.details.get("alternatives", [])
@@ -114,11 +115,11 @@ def tune_network_plan(
     if saved is None:
         recorder.record_if_faster(winners, first_results[0])
     parts = network.without_whole
-    further = _other_starts(store, device, parts, winners, known, descend)
+    further = other_starts(store, device, parts, winners, known, descend)
     starts = [winners, *(plan for plan in further if timer.runs(plan))]
     in_database = in_use if saved else None
     if in_use and not _is_whole(in_use, network):
-        in_use = _with_best_overlaps(timer, in_use, descend, tell)
+        in_use = with_best_overlaps(timer, in_use, descend, tell)
         starts += [in_use] if in_use else []
     timed = timer.compare_those_that_run(starts)
     if not timed:
@@ -232,46 +233,6 @@ def _record_whole(recorder: PlanRecorder, whole: _Whole, saved: PlanRow | None) 
         for plan, one in whole:
             if one.us is not None:
                 recorder.record_if_faster(plan, _result(one.us, one.throttled))
-
-
-def _winners(known: Known, overlap: bool) -> PlanState:
-    """Return the plan with the candidate of each layer that is the fastest alone, and with all overlaps or none."""
-    plan = PlanState({}).with_assignments(
-        LayerAssignment(name, each[0].candidate) for name, each in known.items() if each
-    )
-    return plan.overlapping() if overlap else plan
-
-
-def _other_starts(
-    store: Store, device: Device, parts: Network, winners: PlanState, known: Known, descend: bool
-) -> Iterator[PlanState]:
-    """Yield the plans besides the layers' winners from which a search begins, apart from the plan in use."""
-    taken = faster_alternatives(store, device, parts)
-    faster = [one for one in parts.alternatives if one.name in taken]
-    if faster:
-        yield replace(winners, alternatives=faster)
-    if not descend:
-        return
-    own = winners.with_assignments(
-        LayerAssignment(name, next((one.candidate for one in each if one.candidate.native), each[0].candidate))
-        for name, each in known.items()
-        if each
-    ).overlapping()
-    if own.sequence(parts) != winners.sequence(parts):
-        yield own
-        if faster:
-            yield replace(own, alternatives=faster)
-
-
-def _with_best_overlaps(
-    timer: PlanTimer, plan: PlanState, descend: bool, tell: Callable[[str], object]
-) -> PlanState | None:
-    """Return the faster one of a plan and the same plan with all overlaps; None if it does not run."""
-    timed = timer.compare_those_that_run([plan, *([plan.overlapping()] if descend else [])])
-    if not timed:
-        tell(f"the plan that the network would run now does not run: {timer.fault}")
-        return None
-    return min(timed, key=_median_us)[0]
 
 
 def _conclude(
