@@ -8,6 +8,8 @@ TEXTS = [
     "conv2d_dgrad n=2 h=13 w=9 c=24 k=40 r=5 s=3 stride=2,1 pad=2,1 dilation=1,2 groups=4 dtype=f16 epilogue=none",
     "conv2d_wgrad n=2 h=13 w=9 c=24 k=40 r=5 s=3 stride=2,1 pad=2,1 dilation=1,2 groups=4 dtype=bf16 epilogue=none",
     "conv2d_se n=2 h=3 w=9 c=4 k=8 r=5 s=3 stride=2,1 pad=2,1 dilation=1,2 groups=4 hidden=3 dtype=f32 epilogue=gate",
+    "conv2d_broadcast n=2 h=5 w=9 c=8 k=16 r=3 s=1 stride=1,2 pad=1,0 dilation=1,1 groups=2 dtype=f32 "
+    "epilogue=bias,mul_image,add,relu",
     "conv2d_folded_se n=2 h=3 w=9 c=4 k=8 r=5 s=3 stride=2,1 pad=2,1 dilation=1,2 groups=1 hidden=3 dtype=f32 "
     "epilogue=gate",
     "conv2d_se_skip n=2 h=3 w=9 c=4 k=8 r=5 s=3 stride=2,1 pad=2,1 dilation=1,2 groups=1 hidden=3 skip_c=6 "

@@ -30,6 +30,7 @@ from reference_steps import STEPS
 from autotune.core import Architecture, ProblemError, device_target, of_capability, paths
 from autotune.families import PERMISSIONS, AnyFamily, Kernel, Launch, family
 from autotune.ir import BYTE_FORMATS, Epilogue, Problem, parse, sum_error
+from autotune.ir.operators import Conv2dBroadcast
 from autotune.measure import CandidateBench
 from autotune.measure.verify import HALF_SUMS
 
@@ -63,6 +64,9 @@ def epilogue(rng: random.Random, problem: Problem) -> Epilogue:
     names: list[str] = []
     for place in problem.anchors:
         names += [*rng.choices(_BEFORE, k=rng.randint(0, 2)), place]
+    if isinstance(problem, Conv2dBroadcast):
+        names = [*rng.choices(_BEFORE, k=rng.randint(0, 2)), "mul_image"]
+        return Epilogue((*names, *random_epilogue(rng).names))
     return Epilogue((*names, *random_epilogue(rng, broadcast=problem.broadcasts).names))
 
 

@@ -80,6 +80,11 @@ def excited(rng: random.Random) -> str:
     return f"conv2d_se {sizes} hidden={rng.choice((4, 8, 12, 16, 32))}"
 
 
+def broadcast(rng: random.Random) -> str:
+    """A convolution that multiplies by a value for each image and channel; random_kernels.py adds that step."""
+    return grouped(rng).replace("conv2d", "conv2d_broadcast", 1)
+
+
 def folded(rng: random.Random) -> str:
     """The same with a folded squeeze, and of images of one pixel too; some with a projection, in groups or not."""
     if rng.random() < 0.7:
@@ -364,7 +369,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cutlass2_conv2d_dgrad": lambda rng: convolution(rng, "conv2d_dgrad"),
     "cutlass2_conv2d_wgrad": lambda rng: convolution(rng, "conv2d_wgrad"),
     "cutlass2_gemm": product,
-    "sm90_conv2d": lambda rng: rng.choice((grouped, grouped, product, excited))(rng),
+    "sm90_conv2d": lambda rng: rng.choice((grouped, grouped, product, excited, broadcast))(rng),
     "sm90_conv2d_skip": with_skip,
     "sm90_conv2d_gradient_sums": lambda rng: (
         f"{convolution(rng, 'conv2d_gradient_sums')} relu={rng.randint(0, 2)} gradients={rng.randint(1, 2)}"

@@ -24,7 +24,7 @@ def solve(  # noqa: PLR0911, PLR0912, PLR0915 -- a table
     """Return every output of a problem by name, in float64 on the CPU."""
     given = {name: tensor.cpu().double() for name, tensor in tensors.items()}
     match problem:
-        case op.Conv2d() | op.Conv2dSe() | op.FoldedSe():
+        case op.Conv2d() | op.Conv2dBroadcast() | op.Conv2dSe() | op.FoldedSe():
             window = (problem.stride, problem.pad, problem.dilation, problem.groups)
             x = given["x"].movedim(-1, 1)
             value = F.conv2d(x, given["weight"], None, *window).movedim(1, -1)

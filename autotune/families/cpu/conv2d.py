@@ -13,12 +13,20 @@ from autotune.families.base import Config, Parameter, Rules
 from autotune.families.cpu.common import WITH_BYTES, CpuFamily
 from autotune.families.cpu.tiles import LoopExtents, TileFamily, require_registers, vectors
 from autotune.ir import Epilogue
-from autotune.ir.operators import Conv2d, Conv2dDgrad, Conv2dGradientSums, Conv2dStatistics, Conv2dWgrad, Gemm
+from autotune.ir.operators import (
+    Conv2d,
+    Conv2dBroadcast,
+    Conv2dDgrad,
+    Conv2dGradientSums,
+    Conv2dStatistics,
+    Conv2dWgrad,
+    Gemm,
+)
 
 P = TypeVar("P", bound=Conv2dStatistics | Conv2dGradientSums)
 
 
-def _inside(problem: Conv2d, axis: int) -> float:
+def _inside(problem: Conv2d | Conv2dBroadcast, axis: int) -> float:
     """Return the share of an axis's taps that meet the image and not its padding; axis: 0 is h, 1 is w."""
     out, size, taps = ((problem.p, problem.h, problem.r), (problem.q, problem.w, problem.s))[axis]
     stride, pad, dilation = problem.stride[axis], problem.pad[axis], problem.dilation[axis]
@@ -26,7 +34,7 @@ def _inside(problem: Conv2d, axis: int) -> float:
     return inside / (out * taps)
 
 
-def _extents(problem: Conv2d | Gemm, config: Config) -> LoopExtents:
+def _extents(problem: Conv2d | Conv2dBroadcast | Gemm, config: Config) -> LoopExtents:
     """Return the extents of the loops over a convolution."""
     conv = problem.as_conv2d if isinstance(problem, Gemm) else problem
     taps, block_pixels = conv.r * conv.s, int(config["block_pixels"])
@@ -45,14 +53,14 @@ def _extents(problem: Conv2d | Gemm, config: Config) -> LoopExtents:
     )
 
 
-class CpuConv2d(TileFamily[Conv2d | Gemm]):
+class CpuConv2d(TileFamily[Conv2d | Conv2dBroadcast | Gemm]):
     """Direct convolution."""
 
     name = "cpu_conv2d"
-    operator = (Conv2d, Gemm)
+    operator = (Conv2d, Conv2dBroadcast, Gemm)
     dtypes = WITH_BYTES
 
-    def extents(self, problem: Conv2d | Gemm, config: Config) -> LoopExtents:
+    def extents(self, problem: Conv2d | Conv2dBroadcast | Gemm, config: Config) -> LoopExtents:
         return _extents(problem, config)
 
 

@@ -23,7 +23,7 @@ from autotune.families.sm90.conv2d_loads import (
 )
 from autotune.families.sm90.conv2d_shape import ROW_BYTES, Conv2dShape, max_shared_bytes
 from autotune.ir import BYTE_FORMATS, DTYPES, Epilogue
-from autotune.ir.operators import Conv2d, Conv2dSe, Gemm
+from autotune.ir.operators import Conv2d, Conv2dBroadcast, Conv2dSe, Gemm
 
 P = TypeVar("P", bound=Solved)
 
@@ -184,18 +184,28 @@ class Conv2dFamily(HopperFamily[P]):
         return {"weight": f"wgmma{merge}" if merge > 1 else "wgmma"}
 
 
-class Sm90Conv2d(Conv2dFamily[Conv2d | Conv2dSe | Gemm]):
+class Sm90Conv2d(Conv2dFamily[Conv2d | Conv2dBroadcast | Conv2dSe | Gemm]):
     """Forward convolution for Hopper: persistent, warp-specialised, TMA and wgmma; NHWC.
 
     fp16 and bf16 have float32 sums, signed bytes int32 sums; e4m3.py has the kernels for e4m3.
     """
 
     name = "sm90_conv2d"
-    operator = (Conv2d, Conv2dSe, Gemm)
+    operator = (Conv2d, Conv2dBroadcast, Conv2dSe, Gemm)
     dtypes = ("f16", "bf16", "s8")
 
     def illegal(self, config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> Rules:
         yield from super().illegal(config, arch, dtype, epilogue)
+        if epilogue.broadcasts:
+            yield require(dtype not in BYTE_FORMATS, "sums of bytes are not multiplied by the values of an image")
+            kinds = [argument.kind for argument in epilogue.arguments]
+            yield require(
+                "mul_image" in epilogue.names and kinds.count("image") + kinds.count("pixel") == 1,
+                "of the steps with a broadcast tensor the epilogue must have mul_image, once",
+            )
+            yield require(
+                {*kinds[: kinds.index("image")]} <= {"vector", "scalar"}, "no step before mul_image may have a tensor"
+            )
         if "gate" in epilogue.names:
             x = Conv2dShape.from_config(config, dtype)
             yield from se_gate.epilogue_rules(epilogue)
@@ -207,7 +217,7 @@ class Sm90Conv2d(Conv2dFamily[Conv2d | Conv2dSe | Gemm]):
                 x.n % (64 * x.slices) == 0, "with a gate, each block needs a multiple of 64 channels: tile_n / slices"
             )
 
-    def unsupported(self, problem: Conv2d | Conv2dSe | Gemm) -> Rules:
+    def unsupported(self, problem: Conv2d | Conv2dBroadcast | Conv2dSe | Gemm) -> Rules:
         yield from super().unsupported(problem)
         if isinstance(problem, Conv2dSe):
             yield from se_gate.problem_rules(problem)

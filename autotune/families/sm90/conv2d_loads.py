@@ -7,9 +7,17 @@ from dataclasses import dataclass, replace
 from autotune.core import ceil_div, round_up
 from autotune.families.sm90.conv2d_shape import ROW_BYTES, Conv2dShape
 from autotune.ir import DTYPES
-from autotune.ir.operators import Conv2d, Conv2dGradientSums, Conv2dSe, Conv2dStatistics, FoldedSe, Gemm
+from autotune.ir.operators import (
+    Conv2d,
+    Conv2dBroadcast,
+    Conv2dGradientSums,
+    Conv2dSe,
+    Conv2dStatistics,
+    FoldedSe,
+    Gemm,
+)
 
-Conv = Conv2d | Conv2dSe | Conv2dStatistics | Conv2dGradientSums | FoldedSe
+Conv = Conv2d | Conv2dBroadcast | Conv2dSe | Conv2dStatistics | Conv2dGradientSums | FoldedSe
 """A problem as a convolution."""
 Solved = Conv | Gemm
 """The problems of the families of sm90/conv2d.cu.j2."""

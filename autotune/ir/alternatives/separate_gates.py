@@ -12,12 +12,12 @@ from collections.abc import Iterator
 
 from autotune.core import round_up
 from autotune.ir.alternatives.gated_convolutions import squeeze_of_input
-from autotune.ir.alternatives.joining import add_arguments, fields_of, joint_problem
+from autotune.ir.alternatives.joining import add_arguments, fields_of, fields_without_epilogue, joint_problem
 from autotune.ir.alternatives.wiring import Wiring
 from autotune.ir.constant_expr import ConstantExpr, ConstantSource
 from autotune.ir.epilogue import Epilogue
 from autotune.ir.network import Alternative, Layer
-from autotune.ir.operators import Conv2d, Elementwise, GlobalAvgPool2d, SeTail, SqueezeExcite
+from autotune.ir.operators import Conv2d, Conv2dBroadcast, Elementwise, GlobalAvgPool2d, SeTail, SqueezeExcite
 from autotune.ir.problem.base import Images
 
 _FEWEST_BYTES = 2**16
@@ -27,7 +27,10 @@ _VECTOR = 8
 
 
 def separate_gates(wiring: Wiring, excite: Layer) -> Iterator[Alternative]:
-    """Yield the layers with the mean of the tensor itself, and those with the mean of a convolution's input."""
+    """Yield the layers with the mean of the tensor itself, and those with the mean of a convolution's input.
+
+    The latter twice: the convolution itself may multiply by the gates.
+    """
     problem = excite.problem
     if not isinstance(problem, SeTail | SqueezeExcite) or not is_large(problem):
         return
@@ -40,8 +43,13 @@ def separate_gates(wiring: Wiring, excite: Layer) -> Iterator[Alternative]:
             return
         if conv.problem.is_product and conv.problem.dtype == problem.dtype and squeeze_of_input(conv, excite):
             name = f"{excite.name}.early"
-            layers = (*gate_layers(excite, name, made, conv), dataclasses.replace(conv, name=f"{name}.conv"), scaled)
-            yield Alternative(name, (conv.name, excite.name), layers)
+            gates = gate_layers(excite, name, made, conv)
+            yield Alternative(
+                name, (conv.name, excite.name), (*gates, dataclasses.replace(conv, name=f"{name}.conv"), scaled)
+            )
+            name = f"{excite.name}.joined"
+            if gated := _gated(conv, excite, name, made):
+                yield Alternative(name, (conv.name, excite.name), (*gate_layers(excite, name, made, conv), gated))
 
 
 def is_large(problem: Images) -> bool:
@@ -93,6 +101,23 @@ def gate_layers(excite: Layer, name: str, made: str, conv: Layer | None = None) 
             {"weight": second, "bias0": own["b2"]},
         ),
     )
+
+
+def _gated(conv: Layer, excite: Layer, name: str, gates: str) -> Layer | None:
+    """Return the convolution that multiplies by the gates, with the steps that follow; None if one cannot have all."""
+    own, after = conv.problem.epilogue, excite.problem.epilogue
+    names = (*own.names, "mul_image", *after.names)
+    problem = joint_problem(Conv2dBroadcast, names, **fields_without_epilogue(conv.problem))
+    if problem is None or own.accesses_tensors:
+        return None
+    arguments, first = problem.epilogue.arguments, len(own.arguments)
+    buffers = {"x": conv.buffers["x"], arguments[first].name: gates, "y": excite.buffers["y"]}
+    weights = {"weight": conv.weights["weight"]}
+    others = [*arguments[:first], *arguments[first + 1 :]]
+    add_arguments(
+        [(layer, one) for layer in (conv, excite) for one in layer.problem.epilogue.arguments], others, buffers, weights
+    )
+    return Layer(name, problem, buffers, weights, (*conv.scalars, *excite.scalars))
 
 
 def _scaled(excite: Layer, gates: str) -> Layer | None:

@@ -3,6 +3,7 @@
 # The order of registration is the order in listings and in docs/reference/problems.md.
 # isort: off
 from autotune.ir.operators.conv2d import Conv2d, Convolution
+from autotune.ir.operators.conv2d_broadcast import Conv2dBroadcast
 from autotune.ir.operators.conv2d_se import Conv2dSe
 from autotune.ir.operators.folded_se import FoldedSe
 from autotune.ir.operators.conv2d_folded_se import Conv2dFoldedSe

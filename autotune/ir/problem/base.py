@@ -133,7 +133,8 @@ class Problem:
         if self.epilogue.broadcasts and not self.broadcasts:
             raise ProblemError(
                 f"'{self}': the epilogue of {self.operator} cannot read tensors that are broadcast, as add_image, "
-                "mul_image, add_pixel and mul_pixel do: use them in an elementwise, concat or concat_conv2d problem"
+                "mul_image, add_pixel and mul_pixel do: use them in an elementwise, concat, concat_conv2d or "
+                "conv2d_broadcast problem"
             )
         if self.scalars + self.epilogue.scalars > MAX_SCALARS:
             raise ProblemError(f"'{self}' takes more than {MAX_SCALARS} scalars, those of its epilogue included")

@@ -189,6 +189,7 @@ CORNERS = [
     "conv2d n=9 h=2 w=2 c=64 k=64 r=3 s=3 pad=1 dtype=f32 epilogue=mul_scalar,add_scalar",
     "conv2d n=3 h=1 w=17 c=6 k=65 r=1 s=5 stride=1,4 pad=0,4 dilation=1,3 dtype=f32 epilogue=relu,store,add_scalar",
     "conv2d n=2 h=6 w=6 c=12 k=12 r=3 s=3 pad=1 groups=12 dtype=f32 epilogue=silu",
+    "conv2d_broadcast n=3 h=5 w=7 c=12 k=37 r=3 s=1 pad=1,0 dtype=f32 epilogue=bias,mul_image,add,add_pixel,relu",
     "conv2d n=2 h=7 w=6 c=10 k=20 r=3 s=3 pad=1 groups=10 stride=2,1 dilation=1,2 dtype=f32 epilogue=bias",
     "gemm m=37 n=70 k=300 dtype=f32 epilogue=bias,relu,add",
     "gemm m=1 n=5 k=3 dtype=f32 epilogue=store,silu",

@@ -48,7 +48,9 @@ def compiled(tmp_path_factory):
 
 
 def test_every_operator_has_a_struct():
-    shared = dict.fromkeys(("conv2d_dgrad", "conv2d_wgrad", "conv2d_statistics", "gemm", "patch_conv2d"), "conv2d")
+    shared = dict.fromkeys(
+        ("conv2d_dgrad", "conv2d_wgrad", "conv2d_broadcast", "conv2d_statistics", "gemm", "patch_conv2d"), "conv2d"
+    )
     shared |= {"se_down_block": "conv2d_se", "conv2d_folded_se": "conv2d_se", "cast": "pixels"}
     shared |= {"stem_se_block_pool": "stem_se_block", "stem_cast": "stem"}
     shared |= {"layer_norm": "pixels", "softmax": "pixels"}

@@ -416,15 +416,18 @@ def test_gates_of_large_images_are_computed_by_layers_of_their_own(linear, store
     x = images(2, 40)
     network = capture(model, tuple(x.shape), "f32")
     kinds = {one.name: [layer.problem.operator for layer in one.layers] for one in network.alternatives}
-    apart = [kind for kind in kinds if kind.endswith((".apart", ".early", "_apart"))]
-    assert len(apart) == (3 if linear else 2)
+    ends = (".apart", ".early", ".joined", "_apart")
+    apart = [kind for kind in kinds if kind.endswith(ends)]
+    assert len(apart) == (4 if linear else 2)
     for name in apart:
         assert kinds[name][:3] == ["global_avg_pool2d", "conv2d", "conv2d"]
         assert network_error(with_alternatives(network, [name]), model, x, store) < 1e-5, name
     early = [layer for one in network.alternatives if one.name.endswith(".early") for layer in one.layers]
     assert [layer.problem.c for layer in early[:3]] == ([8, 8, 8] if linear else [])  # six hidden values are padded
+    (*_, joined), *_ = [one.layers for one in network.alternatives if one.name.endswith(".joined")] or [[None]]
+    assert (str(joined.problem.epilogue) if joined else "") == ("bias,mul_image,add,relu" if linear else "")
     small = capture(model, (2, 3, 16, 16), "f32")
-    assert not [one.name for one in small.alternatives if one.name.endswith((".apart", ".early", "_apart"))]
+    assert not [one.name for one in small.alternatives if one.name.endswith(ends)]
 
 
 @pytest.mark.parametrize("norm", [nn.GroupNorm(4, 16, eps=1e-2), nn.InstanceNorm2d(16, eps=1e-2, affine=True)])
