@@ -85,6 +85,7 @@ def ahead(text, values):
     return kernel(parse(text), "sm90", **{"instruction": "wgmma_ahead", "strips": 4, **values})
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize(("sizes", "values", "walk"), AHEAD.values(), ids=AHEAD)
 def test_products_of_the_next_row_run_while_a_row_is_finished(sizes, values, walk, dtype, tmp_path):

@@ -97,6 +97,7 @@ def test_packing_several_keeps_the_best_of_each(tmp_path):
         assert len(used) == packed.counts()["library"]
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("path", shipped_databases(), ids=lambda path: path.stem)
 def test_a_shipped_database_runs_the_same_kernels_when_it_is_packed(path, tmp_path):
     packed = tmp_path / "packed.db"
