@@ -9,6 +9,7 @@ from autotune.ir.alternatives.gated_convolutions import gated_convolutions
 from autotune.ir.alternatives.gated_products import gated_products
 from autotune.ir.alternatives.inverted_residuals import inverted_residuals
 from autotune.ir.alternatives.merged_groups import merged_groups
+from autotune.ir.alternatives.padded_outputs import padded_outputs
 from autotune.ir.alternatives.patch_stems import patch_stems
 from autotune.ir.alternatives.pointwise_pairs import pointwise_pairs
 from autotune.ir.alternatives.pooled_projection import pooled_projection
@@ -27,6 +28,7 @@ _PATTERNS = (
     merged_groups,
     shuffled_product,
     upsampled_convolutions,
+    padded_outputs,
     pointwise_pairs,
     projected_skips,
     first_layers,

@@ -83,9 +83,9 @@ def with_alternatives(network, names):
     [
         (lambda: ResNet("basic"), 32, ["conv1.c4", "conv1.c8", "conv1.stem", "conv1.stem_pool"]),
         (ARCHITECTURES["senet"], 16, ["stem.0.c4", "stem.0.c8", "stem.0.stem", "block.se.folded", "block.body.block"]),
-        (pooled_projection, 16, ["0.c4", "0.c8", "0.stem", "2.pooled"]),
+        (pooled_projection, 16, ["0.c4", "0.c8", "0.stem", "2.pooled", "2.padded"]),
         (transposed, 16, ["0.c4", "0.c8", "0.stem", "1.shuffle", "3.shuffle"]),
-        (Decoder, 4, ["first.upsampled", "second.upsampled"]),
+        (Decoder, 4, ["first.upsampled", "second.upsampled", "second.padded"]),
     ],
 )
 def test_each_alternative_computes_what_it_replaces(make, size, names, store):
@@ -95,7 +95,7 @@ def test_each_alternative_computes_what_it_replaces(make, size, names, store):
     assert [alternative.name for alternative in network.alternatives] == names
     for name in names:
         taken = with_alternatives(network, [name])
-        assert len(taken.layers) < len(network.layers) or name.endswith(("c4", "c8", "shuffle"))
+        assert len(taken.layers) < len(network.layers) or name.endswith(("c4", "c8", "shuffle", "padded"))
         assert network_error(taken, model, x, store) < 1e-5, name
 
 
@@ -453,3 +453,28 @@ def test_the_mean_of_a_quantized_convolutions_input_is_not_taken():
     )
     found = [[one.name for one in alternatives(given) if one.name.endswith(".early")] for given in (layers, in_bytes)]
     assert found == [["se.early"], []]
+
+
+@pytest.mark.parametrize(("k", "act", "padded"), [(3, torch.tanh, 8), (21, torch.relu, 24), (16, torch.relu, 0)])
+def test_channels_that_fit_no_vector_are_the_first_of_some_that_do(k, act, padded, store):
+    model = random_model(
+        Function(lambda m, x: act(m.last(torch.relu(m.c(x)))), c=nn.Conv2d(3, 8, 3), last=nn.Conv2d(8, k, 3))
+    )
+    x = images(2, 16)
+    network = capture(model, tuple(x.shape), "f32")
+    found = [one for one in network.alternatives if one.name == "last.padded"]
+    assert [one.layers[0].problem.k for one in found] == ([padded] if padded else [])
+    for one in found:
+        taken = with_alternatives(network, [one.name])
+        assert [layer.problem.operator for layer in taken.layers][-2:] == ["conv2d", "concat"]
+        assert network_error(taken, model, x, store) < 1e-5
+
+
+def test_a_convolution_that_adds_a_tensor_is_not_padded():
+    model = Function(
+        lambda m, x: m.first(x) + m.second(x), first=nn.Conv2d(8, 3, 1), second=nn.Conv2d(8, 3, 3, padding=1)
+    )
+    network = capture(model.eval(), (1, 8, 9, 9), "f32")
+    (adds,) = [layer.name for layer in network.layers if "add" in layer.problem.epilogue.names]
+    found = [one.name for one in network.alternatives if one.name.endswith(".padded")]
+    assert found == [f"{name}.padded" for name in ("first", "second") if name != adds]
