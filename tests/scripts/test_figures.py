@@ -304,7 +304,7 @@ def test_a_group_is_measured_by_one_command_and_again_if_a_time_moved(repository
     line = "autotune bench --model torchvision:net --batch 1,8 --db tuning_db/nets_h200.db --only compile,fused"
     assert ran == [f"{line} --out benchmarks/{name}.json"] * runs and len(told) == (1 if runs == 1 else 9)
     line = "autotune bench --model torchvision:net --batch {} --seconds 0 --only compile --out {}"
-    assert ahead == [line.format(batch, "{folder}") for batch in (1, 8)]
+    assert ahead == [line.format(batch, "{out}") for batch in (1, 8)]
     group = Catalogue.read(repository).groups["net.f16"]
     assert group.record == (name,) == (record_name(Catalogue.read(repository), group),)
 
@@ -366,7 +366,7 @@ def test_peers_are_compiled_ahead_by_one_compiler_process_each(tmp_path):
         "sys.exit(1)\n"
     )
     told = []
-    lines = [f"python peer.py {tmp_path}/out-{number} {{folder}}" for number in range(3)]
+    lines = [f"python peer.py {tmp_path}/out-{number} {{out}}" for number in range(3)]
     measuring.compile_ahead(tmp_path, lines, told.append)
     found = [(tmp_path / f"out-{number}").read_text() for number in range(3)]
     assert len({*found}) == 3 and all(text.startswith("1/") for text in found)

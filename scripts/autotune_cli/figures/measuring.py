@@ -49,11 +49,11 @@ def command(groups: list[Group], record: str) -> str:
 
 
 def commands_ahead(group: Group) -> list[str]:
-    """Return command lines that fill Inductor's caches with the code of a group's peers, each for a batch size."""
+    """Return command lines that let Inductor compile a group's peers, each for a batch size; {out} is their record."""
     compiled = [one for one in group.variants if one.startswith("compile")]
     if group.program or not compiled:
         return []
-    return [_bench(group, [batch], f"{group.options} --seconds 0", compiled, "{folder}") for batch in group.batches]
+    return [_bench(group, [batch], f"{group.options} --seconds 0", compiled, "{out}") for batch in group.batches]
 
 
 def _bench(group: Group, batches: list[int], options: str, variants: list[str], path: str) -> str:
@@ -178,7 +178,7 @@ def compile_ahead(root: Path, lines: list[str], tell: Callable[[str], None]) -> 
 
         def run(numbered: tuple[int, str]) -> None:
             number, line = numbered
-            words = _words(line.format(folder=f"{folder}/{number}.json"))
+            words = _words(line.format(out=f"{folder}/{number}.json"))
             subprocess.run(words, cwd=root, check=False, capture_output=True, env=environment)
 
         list(threads.map(run, enumerate(lines)))
