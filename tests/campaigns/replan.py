@@ -104,6 +104,7 @@ def batches(text: str) -> list[int]:
 def main(options: argparse.Namespace) -> int:
     device = torch_device(options.device)
     name = f"{device}" if device.type == "cpu" else f"cuda:{device.index or 0}"
+    Store.open(options.db).close()  # a file that is missing is not created
     with Store.create(options.db) as store, Worker(name) as worker:
         if store.counts()["signature"]:
             raise AutotuneError(f"{store.name} is signed, and another plan would make the signature invalid")

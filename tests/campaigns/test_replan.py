@@ -60,3 +60,10 @@ def test_a_signed_database_is_left_alone(planned):
         store.put_signature("key", "value")
     done = script("tests/campaigns/replan.py", "--db", path, "--device", "cpu")
     assert done.returncode != 0 and "is signed" in done.stderr
+
+
+@pytest.mark.process
+def test_a_database_that_is_missing_is_an_error_and_not_made(tmp_path):
+    path = tmp_path / "missing.db"
+    done = script("tests/campaigns/replan.py", "--db", path, "--device", "cpu")
+    assert done.returncode != 0 and "missing.db" in done.stderr and not path.exists()
