@@ -48,7 +48,7 @@ def separate_gates(wiring: Wiring, excite: Layer) -> Iterator[Alternative]:
                 name, (conv.name, excite.name), (*gates, dataclasses.replace(conv, name=f"{name}.conv"), scaled)
             )
             name = f"{excite.name}.joined"
-            if gated := _gated(conv, excite, name, made):
+            if wiring.only_reader(conv) is excite and (gated := _gated(conv, excite, name, made)):
                 yield Alternative(name, (conv.name, excite.name), (*gate_layers(excite, name, made, conv), gated))
 
 

@@ -430,6 +430,24 @@ def test_gates_of_large_images_are_computed_by_layers_of_their_own(linear, store
     assert not [one.name for one in small.alternatives if one.name.endswith(ends)]
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_convolution_multiplies_by_gates_if_nothing_else_reads_its_result(alone, store):
+    def forward(m, x):
+        y = m.wide(torch.relu(m.first(x)))
+        scaled = y * torch.sigmoid(m.excite(torch.relu(m.squeeze(y.mean((2, 3), keepdim=True)))))
+        return scaled if alone else scaled + m.other(y)
+
+    parts = {"first": nn.Conv2d(3, 8, 3), "wide": nn.Conv2d(8, 16, 1), "other": nn.Conv2d(16, 16, 1)}
+    model = random_model(Function(forward, **parts, squeeze=nn.Conv2d(16, 8, 1), excite=nn.Conv2d(8, 16, 1)), size=40)
+    x = images(2, 40)
+    network = capture(model, tuple(x.shape), "f32")
+    ends = [one.name.rpartition(".")[2] for one in network.alternatives]
+    assert ("early" in ends, "joined" in ends) == (True, alone)
+    for one in network.alternatives:
+        if one.name.endswith((".early", ".joined")):
+            assert network_error(with_alternatives(network, [one.name]), model, x, store) < 1e-5, one.name
+
+
 @pytest.mark.parametrize("norm", [nn.GroupNorm(4, 16, eps=1e-2), nn.InstanceNorm2d(16, eps=1e-2, affine=True)])
 def test_norms_of_large_images_have_statistics_of_their_own(norm, store):
     model = random_model(nn.Sequential(nn.Conv2d(3, 16, 3), norm, nn.SiLU()), size=40)
