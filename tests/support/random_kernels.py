@@ -62,12 +62,10 @@ def epilogue(rng: random.Random, problem: Problem) -> Epilogue:
         chain = rng.choice(("scale,bias,relu", "mul_scalar,add,store,add_scalar", "mul_scalar,silu"))
         return Epilogue.parse(",".join([*(f"scale,bias,relu,{place}" for place in problem.anchors), chain]))
     names: list[str] = []
-    for place in problem.anchors:
+    has_gates = isinstance(problem, Conv2dBroadcast)  # by mul_image, which may stand once
+    for place in ("mul_image",) if has_gates else problem.anchors:
         names += [*rng.choices(_BEFORE, k=rng.randint(0, 2)), place]
-    if isinstance(problem, Conv2dBroadcast):
-        names = [*rng.choices(_BEFORE, k=rng.randint(0, 2)), "mul_image"]
-        return Epilogue((*names, *random_epilogue(rng).names))
-    return Epilogue((*names, *random_epilogue(rng, broadcast=problem.broadcasts).names))
+    return Epilogue((*names, *random_epilogue(rng, broadcast=problem.broadcasts and not has_gates).names))
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,14 @@ from autotune.ir.operators import (
     Conv2dGradientSums,
     Conv2dStatistics,
     Conv2dWgrad,
+    Convolution,
     Gemm,
 )
 
 P = TypeVar("P", bound=Conv2dStatistics | Conv2dGradientSums)
 
 
-def _inside(problem: Conv2d | Conv2dBroadcast, axis: int) -> float:
+def _inside(problem: Convolution, axis: int) -> float:
     """Return the share of an axis's taps that meet the image and not its padding; axis: 0 is h, 1 is w."""
     out, size, taps = ((problem.p, problem.h, problem.r), (problem.q, problem.w, problem.s))[axis]
     stride, pad, dilation = problem.stride[axis], problem.pad[axis], problem.dilation[axis]
@@ -34,7 +35,7 @@ def _inside(problem: Conv2d | Conv2dBroadcast, axis: int) -> float:
     return inside / (out * taps)
 
 
-def _extents(problem: Conv2d | Conv2dBroadcast | Gemm, config: Config) -> LoopExtents:
+def _extents(problem: Convolution | Gemm, config: Config) -> LoopExtents:
     """Return the extents of the loops over a convolution."""
     conv = problem.as_conv2d if isinstance(problem, Gemm) else problem
     taps, block_pixels = conv.r * conv.s, int(config["block_pixels"])

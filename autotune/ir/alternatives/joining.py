@@ -15,6 +15,9 @@ from autotune.ir.problem import Problem
 
 P = TypeVar("P", bound=Problem)
 
+VECTOR = 8
+"""Channels that kernels read and store at a time."""
+
 
 def joined(
     problem: Problem | None,

@@ -10,24 +10,22 @@ import dataclasses
 from collections.abc import Iterator
 
 from autotune.core import round_up
+from autotune.ir.alternatives.joining import VECTOR
 from autotune.ir.alternatives.wiring import Wiring
 from autotune.ir.byte_formats import BYTE_FORMATS
 from autotune.ir.constant_expr import ConstantExpr
 from autotune.ir.network import Alternative, Layer
 from autotune.ir.operators import Concat, Conv2d, Piece
 
-_VECTOR = 8
-"""Channels that kernels store at a time."""
-
 
 def padded_outputs(wiring: Wiring, conv: Layer) -> Iterator[Alternative]:
     """Yield the convolution with filters of zeros behind its own, and the pass that copies its own channels."""
     problem = conv.problem
-    if not isinstance(problem, Conv2d) or problem.groups > 1 or problem.k % _VECTOR == 0 or problem.c % _VECTOR:
+    if not isinstance(problem, Conv2d) or problem.groups > 1 or problem.k % VECTOR == 0 or problem.c % VECTOR:
         return
     if problem.dtype in BYTE_FORMATS or problem.output_dtype != problem.dtype or problem.epilogue.accesses_tensors:
         return
-    name, k = f"{conv.name}.padded", round_up(problem.k, _VECTOR)
+    name, k = f"{conv.name}.padded", round_up(problem.k, VECTOR)
     wide = dataclasses.replace(
         conv,
         name=name,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from autotune.core import round_up
 from autotune.ir.alternatives.gated_convolutions import squeeze_of_input
-from autotune.ir.alternatives.joining import add_arguments, fields_of, fields_without_epilogue, joint_problem
+from autotune.ir.alternatives.joining import VECTOR, add_arguments, fields_of, fields_without_epilogue, joint_problem
 from autotune.ir.alternatives.wiring import Wiring
 from autotune.ir.constant_expr import ConstantExpr, ConstantSource
 from autotune.ir.epilogue import Epilogue
@@ -22,8 +22,6 @@ from autotune.ir.problem.base import Images
 
 _FEWEST_BYTES = 2**16
 """Size of an image below which the kernels of the whole operator are left alone."""
-_VECTOR = 8
-"""Channels that kernels read at a time: hidden values are padded with zeros to a multiple."""
 
 
 def separate_gates(wiring: Wiring, excite: Layer) -> Iterator[Alternative]:
@@ -77,7 +75,7 @@ def gate_layers(excite: Layer, name: str, made: str, conv: Layer | None = None) 
     if not squeeze:
         first = ConstantExpr("reshape", (first,), (problem.hidden, problem.c, 1, 1))
     second: ConstantSource = ConstantExpr("reshape", (own["w2"],), (problem.c, problem.hidden, 1, 1))
-    hidden = round_up(problem.hidden, _VECTOR)
+    hidden = round_up(problem.hidden, VECTOR)  # padded with zeros
     if hidden != problem.hidden:
         first, bias = (ConstantExpr("pad_outputs", (one,), (hidden,)) for one in (first, bias))
         second = ConstantExpr("pad_inputs", (second,), (hidden,))

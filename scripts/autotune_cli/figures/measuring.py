@@ -21,7 +21,7 @@ from autotune_cli.record import checkout
 IDLE, POWER_CAP = 0x1, 0x4
 """Bits of nvidia-smi's reasons for a low clock that an idle GPU, or one at its full power limit, may have."""
 NETWORKS = "{networks}"
-"""What stands in a program for the names of the networks of all groups that it measures."""
+"""The placeholder in a program that one run replaces by the names of its networks."""
 BUSY_PERCENT = 5
 """Utilization above which other work is on the GPU, although nvidia-smi may not see its process from a container."""
 _QUERY = "name,utilization.gpu,clocks_throttle_reasons.active,power.limit,power.default_limit"
