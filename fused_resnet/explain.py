@@ -11,7 +11,7 @@ import torch
 from autotune.core import ceil_div, device_name, format_bytes, software
 from autotune.ir import Problem, limit_us, with_batch
 from autotune.libraries import inductor
-from autotune.runtime import BoundLayer, ExecutionContext, batches
+from autotune.runtime import BoundLayer, ExecutionContext, batches, differs_in_batch_alone
 from fused_resnet.text_table import end_of, format_table, number, percent, shortened
 from tuning_db import evidence
 from tuning_db.protocols import Database, Device, Plan
@@ -26,9 +26,12 @@ class LayerRow:
         problem: What it computes: the text of the problem in the database.
         dtype: Dtype of its operands.
         kernel: The candidate that runs it, with its config and launch parameters.
-        source: Where the choice comes from: "tuned", "batch 128", "batch 128 on DEVICE", or "untuned".
-        expected_us: Its tuned time in microseconds; for a kernel tuned at another batch size, an upper bound.
-        loss: Upper bound on the share by which it is slower than a kernel tuned for this batch size.
+        source: Where the choice comes from: "tuned", "batch 128", "size 64x64", each with " on DEVICE" or not, or
+            "untuned".
+        expected_us: Its tuned time in microseconds; for a kernel tuned at another batch size, an upper bound; for one
+            tuned at another image size, that time in proportion to the roofline limits of the two sizes.
+        loss: Upper bound on the share by which it is slower than a kernel tuned for this batch size; None at another
+            image size.
         limit_share: Time by the device's peak rates of arithmetic and memory (roofline), divided by expected_us.
     """
 
@@ -169,11 +172,15 @@ def _row(item: BoundLayer, store: Database, device: Device | None) -> LayerRow:
     expected, loss = None, None
     if choice.source == "tuned":
         expected, loss = choice.expected_us, 0.0
-    elif choice.expected_us is not None and choice.tuned_batch and " on " not in choice.source:
-        # Upper bound: time(n) <= ceil(n / tuned_n) x time(tuned_n).
-        expected = choice.expected_us * ceil_div(problem.batch, choice.tuned_batch)
-        best = _least_us(problem, store, device, least)
-        loss = max(0.0, expected / best - 1) if best else None
+    elif choice.expected_us is not None and choice.tuned_for and " on " not in choice.source:
+        tuned = choice.tuned_for
+        if differs_in_batch_alone(tuned, problem):
+            # Upper bound: time(n) <= ceil(n / tuned_n) x time(tuned_n).
+            expected = choice.expected_us * ceil_div(problem.batch, tuned.batch)
+            best = _least_us(problem, store, device, least)
+            loss = max(0.0, expected / best - 1) if best else None
+        elif device and least:
+            expected = choice.expected_us * least / limit_us(tuned, device.flops_per_us, device.bytes_per_us)
     share = least / expected if least is not None and expected else None
     return LayerRow(
         item.layer.name, str(problem), problem.dtype, str(choice.candidate), choice.source, expected, loss, share

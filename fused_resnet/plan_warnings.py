@@ -47,6 +47,7 @@ def warn_of_plan(
             f"{device_name(plan.device)}: of {len(layers)} layers {listed}"
             + (f"; {_tuned_for(store, network, plan.device)}" if other else "")
             + f"; {_advice(network, plan.device, model, precision)}"
+            + "; further image sizes are not told" * plan.is_resized
             + (f". Inductor compiles nothing: {plan.not_compiled}" if plan.not_compiled and network.whole else "")
             + (f". Inductor compiles no more than {limit} plans of a module" if limit is not None else ""),
             stacklevel=_CALLERS_LINE,

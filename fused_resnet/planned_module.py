@@ -68,6 +68,7 @@ class PlannedModule(nn.Module):
     _cache: CallCache
     _positions: tuple[str, ...]
     _num_compiled = 0
+    _knows_of_sizes = False
 
     def __call__(self, *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> Any:
         """Call the network.
@@ -389,7 +390,9 @@ class PlannedModule(nn.Module):
             self._num_compiled += is_compiled
             limit = _MAX_COMPILED_PLANS if wanted and not is_compiled and not compiles else None
             dtype = next((x for x in inputs if x.is_floating_point()), inputs[0]).dtype
-            warn_of_plan(plan, store, self._source.name, dtype, self._source.precision, limit)
+            if not (plan.is_resized and self._knows_of_sizes):
+                warn_of_plan(plan, store, self._source.name, dtype, self._source.precision, limit)
+            self._knows_of_sizes |= plan.is_resized  # a service may meet hundreds
         if arguments == ONE_TENSOR:
             images = {i for i, one in enumerate(network.results) if len(one.shape) == 4}
             as_is = self.memory_format is torch.channels_last or images <= set(plan.in_torch_order)

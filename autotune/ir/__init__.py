@@ -34,6 +34,7 @@ from autotune.ir.problem import (
     limit_us,
     parse,
     register,
+    size_class,
     tensor_dtype_name,
     with_batch,
 )

@@ -18,6 +18,16 @@ from autotune.ir.operators import TorchCall
 from autotune.ir.problem import parse
 
 
+def problems(text: str) -> dict[str, str]:
+    """Return the text of each layer's problem by the layer's name, those of all alternatives, too.
+
+    Unlike `read` it takes layers that call torch's operators.
+    """
+    value = json.loads(text)
+    layers = [*value["layers"], *(layer for _, _, others in value["alternatives"] for layer in others)]
+    return {name: problem for name, problem, *_ in layers}
+
+
 def write(network: Network) -> str:
     """Return the text of a network."""
     plain = network.without_whole

@@ -15,15 +15,19 @@ from autotune.runtime.network_plan import (
     make_graph,
     make_runs,
 )
+from autotune.runtime.other_sizes import (
+    OtherPlan,
+    batches,
+    differs_in_batch_alone,
+    plan_for_other_size,
+)
 from autotune.runtime.result_layouts import conversions, has_two_orders
 from autotune.runtime.selection import (
     CANDIDATES,
     KernelChoice,
     Ranking,
-    batches,
     choices,
     faster_alternatives,
-    plan_for_other_batch,
     rankings,
     shortlist,
     usable_devices,

@@ -17,8 +17,9 @@ from autotune.runtime.binding_stream import binding_stream, free_with
 from autotune.runtime.engine import EngineError
 from autotune.runtime.graph_edges import GraphEdges
 from autotune.runtime.memory_planner import Arena, LayerAccess, plan_memory
+from autotune.runtime.other_sizes import Compiler, differs_in_batch_alone
 from autotune.runtime.result_layouts import conversions, with_conversions
-from autotune.runtime.selection import Compiler, KernelChoice, choices, select, torch_choice
+from autotune.runtime.selection import KernelChoice, choices, select, torch_choice
 
 if TYPE_CHECKING:
     from tuning_db.protocols import Database
@@ -117,6 +118,14 @@ class NetworkPlan:
     def native(self) -> bool:
         """True if all layers run on native kernels."""
         return all(item.step.kernel for item in self.bound)
+
+    @property
+    def is_resized(self) -> bool:
+        """True if some layer runs on a kernel that was tuned for images of another size."""
+        return any(
+            item.choice.tuned_for and not differs_in_batch_alone(item.choice.tuned_for, item.layer.problem)
+            for item in self.of_network
+        )
 
     @property
     def of_network(self) -> list[BoundLayer]:

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from autotune.core import ceil_div, device_name, device_target, driver_version, runs_on
-from autotune.ir import WHOLE, Alternative, Layer, Network, NetworkKey, Problem, with_batch
+from autotune.core import device_name, device_target, driver_version, runs_on
+from autotune.ir import WHOLE, Alternative, Layer, Network, Problem, with_batch
 from autotune.ir.operators import TorchCall
 from autotune.libraries import aten, cudnn_names, inductor
 from autotune.runtime.binding import Candidate, candidate
+from autotune.runtime.other_sizes import (
+    Compiler,
+    batches,
+    needs_compiler,
+    plan_for_other_size,
+    plan_of,
+    size_source,
+    tuned_sizes,
+)
 from tuning_db import evidence
 
 if TYPE_CHECKING:
@@ -26,9 +35,6 @@ Row = TypeVar("Row", bound="Measurement")
 CANDIDATES, CUDNN_PLANS = 5, 5
 """Number of our kernels and of cuDNN's plans that are tried for a problem; the best ones may fail to load here."""
 
-Compiler = Literal["present", "absent", "off"]
-"""State of Inductor: "present"; "absent" if it cannot compile here; "off" if the user switched it off."""
-
 
 @dataclass(frozen=True)
 class KernelChoice:
@@ -36,24 +42,24 @@ class KernelChoice:
 
     Attributes:
         candidate: The kernel, cuDNN plan or torch operator.
-        source: "tuned", or "batch 128" for a candidate tuned at another batch size, either with " on DEVICE" if it was
-            tuned on another device; without a record "Inductor" for what Inductor compiles, and "untuned" for torch's
-            operator.
-        expected_us: Its tuned time in microseconds, at the batch size `tuned_batch`.
+        source: "tuned"; "batch 128" or "size 64x64" for a candidate tuned at another batch size or image size; each
+            with " on DEVICE" if it was tuned on another device. Without a record "Inductor" for what Inductor compiles,
+            and "untuned" for torch's operator.
+        expected_us: Its tuned time in microseconds, on the problem `tuned_for`.
         overlap: Whether the kernel may start while the one before it ends (programmatic dependent launch).
-        tuned_batch: The batch size at which it was timed.
+        tuned_for: The problem on which it was timed.
     """
 
     candidate: Candidate
     source: str
     expected_us: float | None = None
     overlap: bool = False
-    tuned_batch: int | None = None
+    tuned_for: Problem | None = None
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The candidates that were timed for a problem, at one batch size, on one kind of device.
+    """The candidates that were timed for a problem, at one batch size and image size, on one kind of device.
 
     Attributes:
         timed: All verified candidates, best first.
@@ -72,13 +78,17 @@ class Selection:
 
     Attributes:
         plan: The plan of the whole network; None where only its layers were tuned, each alone.
-        network: The network at the batch size of these records.
-        source: Which records these are, in the order of preference.
+        network: The network at the batch size of these records, of a plan at its own.
+        source: Where the plan was timed: "tuned", or at what other size.
+        problems: The layers' problems when the plan was timed, by name; None stands for calls of torch's operators.
+        is_resized: Whether the plan was timed with images of another size.
     """
 
     plan: Plan | None
     network: Network
-    source: Literal["plan", "layers", "plan of another batch", "layers of another batch"]
+    source: str = "tuned"
+    problems: Mapping[str, Problem | None] = field(default_factory=dict)
+    is_resized: bool = False
 
 
 def choices(
@@ -86,11 +96,11 @@ def choices(
 ) -> Iterator[KernelChoice]:
     """Yield candidates for a problem on a device, the preferred first.
 
-    Candidates tuned on this kind of device come first: those for this batch size, then those for the nearest other
-    ones. Candidates tuned on other devices whose code runs here follow, then what Inductor compiles. The last is
-    torch's own operator, which runs everywhere.
+    Candidates tuned on this kind of device come first: those for this size, then those for the nearest other ones.
+    Candidates tuned on other devices whose code runs here follow, then what Inductor compiles. The last is torch's own
+    operator, which runs everywhere.
     """
-    for ranking in rankings(store, problem, device, other_batches=True):
+    for ranking in rankings(store, problem, device, other_sizes=True):
         yield from (one for one in ranking.choices if compiler == "present" or not one.candidate.compiled)
     if compiler == "present":
         yield from inductor_choices(problem)
@@ -98,7 +108,7 @@ def choices(
 
 
 def rankings(
-    store: Database, problem: Problem, device: torch.device, *, other_batches: bool = False
+    store: Database, problem: Problem, device: torch.device, *, other_sizes: bool = False
 ) -> Iterator[Ranking]:
     """Yield what was timed for a problem on each device whose code runs here, this kind first; it may be nothing.
 
@@ -106,20 +116,20 @@ def rankings(
         store: The database.
         problem: The problem.
         device: The device.
-        other_batches: Yield of each device also what was timed at the other batch sizes, the nearest ones first.
+        other_sizes: Yield of each device also what was timed at other batch sizes and image sizes, the nearest first.
     """
     target = device_target(device)
     for row, suffix in usable_devices(store, device):
-        for n in batches(store, problem) if other_batches else [problem.batch]:
-            tuned = with_batch(problem, n)
+        for tuned in tuned_sizes(store, problem) if other_sizes else [problem]:
             timed: Sequence[Measurement] = store.ranking(row, str(tuned))
             best_us = store.best_us(row, str(tuned)) if timed else None
             if wrong := _quarantined(device, problem, tuned):
                 timed = [one for one in timed if evidence.kernel_digest(one.kernel, one.launch) not in wrong]
                 best_us = min((one.median_us for one in timed if one.median_us), default=None)
             # A plan of cuDNN serves its own problem only.
-            source, plans = ("tuned", CUDNN_PLANS) if tuned == problem else (f"batch {n}", 0)
-            loaded = _loaded(store, shortlist(timed, CANDIDATES, plans), target, f"{source}{suffix}", n)
+            plans = CUDNN_PLANS if tuned == problem else 0
+            source = f"{size_source(tuned, problem)}{suffix}"
+            loaded = _loaded(store, shortlist(timed, CANDIDATES, plans), target, source, tuned)
             yield Ranking(timed, loaded, best_us)
 
 
@@ -139,13 +149,16 @@ def select(
             continue
         if found.plan is None:
             return network.layers_with(faster_alternatives(store, row, found.network, compiler)), {}
-        without = compiler == "absent" and found.source == "plan"
-        without = without and _needs_compiler(store, store.plan(row, network.key))
+        without = compiler == "absent" and found.source == "tuned"
+        without = without and needs_compiler(store, store.plan(row, network.key))
         chosen = _planned_choices(store, found, f"{suffix} without Inductor" if without else suffix)
-        layers = network.layers_with(found.plan.details.get("alternatives", []), chosen)
-        tuned = {layer.name: layer.problem for layer in found.network.all_layers}
+        names = found.plan.details.get("alternatives", [])
+        if found.is_resized:  # an alternative may not exist at this size
+            parts = {one.name: {layer.name for layer in one.layers} for one in network.alternatives}
+            names = [name for name in names if name in parts and parts[name] <= found.problems.keys()]
+        layers = network.layers_with(names, chosen)
         for layer in layers if evidence.quarantined() else ():
-            wrong = _quarantined(device, layer.problem, tuned.get(layer.name, layer.problem))
+            wrong = _quarantined(device, layer.problem, found.problems.get(layer.name) or layer.problem)
             if wrong and layer.name in chosen and chosen[layer.name].candidate.digest in wrong:
                 del chosen[layer.name]  # the next candidate runs it
         return layers, chosen
@@ -154,28 +167,6 @@ def select(
         known = [*(inductor_choices(layer.problem) if compiler == "present" else ()), torch_choice(layer.problem)]
         return network.layers_with([WHOLE]), {layer.name: known[0]}
     return network.layers_with([]), {}
-
-
-def plan_for_other_batch(
-    store: Database, device: Device, network: Network, compiler: Compiler = "present"
-) -> tuple[Plan, Network] | None:
-    """Return the plan for another batch size that bounds the network's time best, and the network at that batch size.
-
-    Upper bound: time(n) <= ceil(n / planned_n) x time(planned_n), because a plan takes no longer for fewer images and
-    can be run again for more.
-    """
-    found: list[tuple[float, int, Plan, Network]] = []
-    if images := network.batch:
-        for key in store.planned(device):
-            n = NetworkKey.parse(key).batch
-            if (
-                n
-                and n != images
-                and (other := network.with_batch(n)).key == key
-                and (plan := _plan(store, device, other, compiler))
-            ):
-                found.append((plan.median_us * ceil_div(images, n), n, plan, other))
-    return min(found, key=lambda one: one[:2])[2:] if found else None
 
 
 def inductor_choices(problem: Problem) -> Iterator[KernelChoice]:
@@ -200,16 +191,6 @@ def shortlist(ranking: Sequence[Row], most: int, plans: int) -> list[Row]:
     return [row for row in ranking if row in theirs or row in others]
 
 
-def batches(store: Database, problem: Problem) -> list[int]:
-    """Return the batch sizes for which the database has this problem, the nearest (by ratio) first."""
-    # Compared by text, which identifies a problem: parsing all of a large database would take longer than binding.
-    head, _, tail = str(problem).partition(f" {problem.batch_field}={problem.batch} ")
-    head = f"{head} {problem.batch_field}="
-    alike = (text for text in store.problem_texts() if text.startswith(head) and text.endswith(f" {tail}"))
-    between = [text[len(head) : -len(tail) - 1] for text in alike]
-    return sorted((int(n) for n in between if n.isdecimal() and int(n)), key=lambda n: abs(math.log(n / problem.batch)))
-
-
 def usable_devices(store: Database, device: torch.device) -> Iterator[tuple[Device, str]]:
     """Yield devices whose code runs here, this kind first, the others with the suffix " on NAME"."""
     name, target = device_name(device), device_target(device)
@@ -227,34 +208,31 @@ def _quarantined(device: torch.device, *problems: Problem) -> set[str]:
 
 
 def _has_tuned_layers(store: Database, network: Network, device: torch.device) -> bool:
-    """Return whether some layer of a network, whatever its batch size, was tuned on a device whose code runs here."""
-    return any(next(choices(store, layer.problem, device)).source != "untuned" for layer in network.layers)
+    """Return whether some layer of a network, whatever its batch size, was tuned on a device whose code runs here.
 
-
-def _plan(store: Database, device: Device, network: Network, compiler: Compiler) -> Plan | None:
-    """Return the plan of a network on a device that runs with or without a compiler."""
-    plan = store.plan(device, network.key)
-    if compiler != "present" and _needs_compiler(store, plan):
-        return store.plan(device, str(network.identity.precompiled))
-    return plan
-
-
-def _needs_compiler(store: Database, plan: Plan | None) -> bool:
-    return plan is not None and any(store.kernel(choice["kernel"]).family == inductor.FAMILY for choice in plan.choices)
+    A layer that was tuned for images of another size, perhaps in another network, does not count: a network with few
+    such layers is faster as a whole on what Inductor compiles.
+    """
+    return any(
+        store.best_us(row, str(with_batch(layer.problem, n))) is not None
+        for row, _ in usable_devices(store, device)
+        for layer in network.layers
+        for n in batches(store, layer.problem)
+    )
 
 
 def _find(store: Database, device: Device, network: Network, compiler: Compiler) -> Selection | None:
     """Return the preferred records of a network on a device; None if there are none that serve."""
-    if plan := _plan(store, device, network, compiler):
-        return Selection(plan, network, "plan")
+    if plan := plan_of(store, device, network.identity, compiler):
+        return Selection(plan, network, problems={layer.name: layer.problem for layer in network.all_layers})
     if _layers_are_tuned(store, device, network) or not network.batch:
-        return Selection(None, network, "layers")
-    if planned := plan_for_other_batch(store, device, network, compiler):
-        return Selection(*planned, "plan of another batch")
+        return Selection(None, network)
+    if other := plan_for_other_size(store, device, network, compiler):
+        return Selection(other.plan, network, other.source, other.problems, other.is_resized)
     for n in batches(store, network.layers[0].problem):
-        other = network.with_batch(n)
-        if _layers_are_tuned(store, device, other):
-            return Selection(None, other, "layers of another batch")
+        same = network.with_batch(n)
+        if _layers_are_tuned(store, device, same):
+            return Selection(None, same)
     return None
 
 
@@ -263,14 +241,25 @@ def _layers_are_tuned(store: Database, device: Device, network: Network) -> bool
 
 
 def _planned_choices(store: Database, found: Selection, suffix: str) -> dict[str, KernelChoice]:
-    """Return the choice for each layer of a plan, by the layer's name."""
+    """Return the choice for each layer of a plan, by the layer's name.
+
+    At another image size torch's operators are not compiled by Inductor, which takes seconds for each size.
+    """
     assert found.plan
-    n = None if found.source == "plan" else found.network.batch
-    source = ("tuned" if n is None else f"batch {n}") + suffix
+    by_name = {layer.name: layer.problem for layer in found.network.all_layers}
     chosen = {}
     for saved in found.plan.choices:
+        name = saved["layer"]
+        if name not in found.problems:
+            continue
         kernel = candidate(store, store.kernel(saved["kernel"]), saved["launch"])
-        chosen[saved["layer"]] = KernelChoice(kernel, source, saved["us"], saved.get("overlap", False), n)
+        if found.is_resized and kernel.compiled:
+            chosen[name] = torch_choice(by_name[name])
+            continue
+        if found.is_resized and kernel.kind == cudnn_names.KIND:
+            continue  # it serves its own problem only
+        source, tuned_for = found.source + suffix, found.problems[name]
+        chosen[name] = KernelChoice(kernel, source, saved["us"], saved.get("overlap", False), tuned_for)
     return chosen
 
 
@@ -312,10 +301,10 @@ def faster_alternatives(store: Database, device: Device, network: Network, compi
 
 
 def _loaded(
-    store: Database, tried: Sequence[Measurement], target: str, source: str, batch: int
+    store: Database, tried: Sequence[Measurement], target: str, source: str, tuned_for: Problem
 ) -> Iterator[KernelChoice]:
     """Yield the candidates that a target runs, in their order."""
     for row in tried:
         library = row.kernel.library
         if library is None or runs_on(library.target, target):
-            yield KernelChoice(candidate(store, row.kernel, row.launch), source, row.median_us, tuned_batch=batch)
+            yield KernelChoice(candidate(store, row.kernel, row.launch), source, row.median_us, tuned_for=tuned_for)

@@ -24,7 +24,7 @@ from autotune.core import NEVER, AutotuneError, Deadline, paths
 from autotune.families import SHARED_LIBRARY, Kernel, family
 from autotune.ir import Epilogue, Network, Problem, abi, kind_of, parse
 from autotune.libraries import aten
-from autotune.runtime import plan_for_other_batch
+from autotune.runtime import plan_for_other_size
 from autotune.tuner.progress import Progress
 from autotune.tuner.time_shares import TimeBreakdown
 from tuning_db import Store, protocols, public_keys
@@ -39,12 +39,12 @@ class ForeignPlan:
     Attributes:
         plan: The plan.
         kernels: Those of its kernels that can be copied, by their ids there.
-        same_batch: Whether it is for the batch size of the network.
+        same_size: Whether it is for the network's batch size and image size.
     """
 
     plan: protocols.Plan
     kernels: Mapping[int, Kernel]
-    same_batch: bool
+    same_size: bool
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ class ForeignKernels:
         """Return the plan of a network for a device, of the first database that has one.
 
         A device of the same name comes first, then any device of the target: what is fast on an H100 is seldom slow on
-        an H200, and settling compares the plan on the device itself. If no database has a plan for the batch size, one
-        for another batch size is returned, again of the same device first.
+        an H200, and settling compares the plan on the device itself. If no database has a plan for the size, one
+        for another size is returned, again of the same device first.
         """
         plans: list[tuple[tuple[bool, bool], ForeignPlan]] = []
         for database, current in self._databases:
@@ -115,9 +115,9 @@ class ForeignKernels:
                 if row.target != self._target:
                     continue
                 if own := database.plan(row, network.key):
-                    plans.append(((False, row.name != device), ForeignPlan(own, current, same_batch=True)))
-                elif other := plan_for_other_batch(database, row, network):
-                    plans.append(((True, row.name != device), ForeignPlan(other[0], current, same_batch=False)))
+                    plans.append(((False, row.name != device), ForeignPlan(own, current, same_size=True)))
+                elif other := plan_for_other_size(database, row, network):
+                    plans.append(((True, row.name != device), ForeignPlan(other.plan, current, same_size=False)))
         found = min(plans, key=itemgetter(0), default=None)
         return found and found[1]
 

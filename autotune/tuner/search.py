@@ -155,11 +155,11 @@ class FirstTrials:
         return copied
 
     def _copy_plans(self) -> dict[str, CopiedPlan]:
-        """Time and record plans of other databases or batch sizes for networks that have none in this database."""
+        """Time and record plans of other databases or sizes for networks that have none in this database."""
         run, copied = self._run, dict[str, CopiedPlan]()
         for network in run.planned:
             if not run.store.plan(run.device, network.key) and (plan := copy_plan(network, run)):
-                run.progress.stage("trying plans of other databases and batch sizes")
+                run.progress.stage("trying plans of other databases and sizes")
                 copied[network.key] = plan
         run.queues.drain()
         for network in (one for one in run.planned if one.key in copied):

@@ -69,7 +69,7 @@ PROGRAMS = {
     "restamp": ["text.db"],
     "compare_checkouts": ["--case", "no case"],
     "random_graphs": ["--db", "text.db", "--graphs", "1"],
-    "other_batches": ["--db", "text.db"],
+    "other_sizes": ["--db", "text.db"],
     "random_plans": ["--db", "text.db"],
     "replan": ["--db", "text.db"],
     "kill_campaign": ["--target", "nothing"],

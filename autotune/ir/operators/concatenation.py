@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 
@@ -80,6 +80,7 @@ class Concatenation(Problem):
     `0:58/116` has the first 58 of 116. c is the sum of the pieces' channels.
     """
 
+    size_fields: ClassVar[tuple[str, ...]] = ("h", "w")
     n: int
     h: int
     w: int

@@ -32,6 +32,7 @@ class Conv2dSkip(Convolution):
     operator: ClassVar[str] = "conv2d_skip"
     sizes: ClassVar[str] = f"{Convolution.sizes} skip_h skip_w skip_c skip_stride_h skip_stride_w"
     struct: ClassVar[str] = "at_conv2d_skip"
+    size_fields: ClassVar[tuple[str, ...]] = ("h", "w", "skip_h", "skip_w")
     skip_h: int
     skip_w: int
     skip_c: int

@@ -28,6 +28,7 @@ class Upsample(Images):
 
     operator: ClassVar[str] = "upsample"
     sizes: ClassVar[str] = "n h w c p q slope_h shift_h over_h slope_w shift_w over_w linear"
+    size_fields: ClassVar[tuple[str, ...]] = ("h", "w", "p", "q", "rows", "columns")
     p: int
     q: int
     rows: NonNegativePair

@@ -26,4 +26,4 @@ from autotune.ir.problem.fields import (
     field_types,
     tensor_dtype_name,
 )
-from autotune.ir.problem.registry import OPERATORS, is_built_in, kind_of, parse, register
+from autotune.ir.problem.registry import OPERATORS, is_built_in, kind_of, parse, register, size_class

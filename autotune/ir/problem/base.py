@@ -83,6 +83,7 @@ class Problem:
         scalars: Number of floats that it takes at run time; kernels find them before those of the epilogue.
         anchors: The steps of ANCHORS that its epilogue must have, in order.
         batch_field: Name of the field that `with_batch` changes.
+        size_fields: Names of the fields that change with the size of a network's images.
         max_operands: Largest number of tensors.
         has_epilogue: Whether its epilogue may have steps.
         broadcasts: Whether its epilogue may read tensors that are broadcast to the output (n, h, w, c).
@@ -96,6 +97,7 @@ class Problem:
     scalars: ClassVar[int] = 0
     anchors: ClassVar[tuple[str, ...]] = ()
     batch_field: ClassVar[str] = "n"
+    size_fields: ClassVar[tuple[str, ...]] = ()
     max_operands: ClassVar[int] = MAX_OPERANDS
     has_epilogue: ClassVar[bool] = True
     _names: ClassVar[AbstractSet[str]]  # of the fields
@@ -278,6 +280,7 @@ class Images(Problem):
     define `_inputs`, `output_shape` and `flops`.
     """
 
+    size_fields: ClassVar[tuple[str, ...]] = ("h", "w")
     n: int
     h: int
     w: int

@@ -95,6 +95,17 @@ def kind_of(text: str) -> tuple[str, str]:
     return text.partition(" ")[0], text.partition(" dtype=")[2]
 
 
+def size_class(text: str) -> str:
+    """Return a problem's text without its batch size and the sizes of its images: kernels of one serve the others.
+
+    Args:
+        text: The text of a problem, which may be of an operator that this version does not have.
+    """
+    operator = OPERATORS.get(text.partition(" ")[0])
+    sizes = (operator.batch_field, *operator.size_fields) if operator else ()
+    return " ".join(word for word in text.split(" ") if word.partition("=")[0] not in sizes)
+
+
 def _read(kind: FieldType, word: str, text: str) -> object:
     try:
         return kind.read(word.partition("=")[2])

@@ -68,7 +68,7 @@ def tune_network_plan(
     are faster when each layer runs alone (many small gains, each below the noise), the fastest kernels of our own (a
     single operator of PyTorch or plan of cuDNN keeps the network from being one graph of our own, and no change of one
     layer shows whether that pays), and the plan in use, which is that of the database for this network, or else of
-    another database, or else for another batch size. In all of them each kernel overlaps the one before it; the plan in
+    another database, or else for another size. In all of them each kernel overlaps the one before it; the plan in
     use keeps its own overlaps if it is faster so. A descent may end in a local minimum. So a second one starts from
     the plan in use, or, if the first one did, from the faster of the others. The plan in use takes part in the last
     comparison, so the result is never slower than the plan in use; nor is it slower than the whole network on torch's
@@ -87,7 +87,7 @@ def tune_network_plan(
         tell: Called with a message if the plan cannot be tuned.
         rivals: Returns the process that compares the fastest plan with torch's operators for the whole network; called
             when the plan is known, because that process may still compile. `worker` by default.
-        copied: The plan of another database or for another batch size.
+        copied: The plan of another database or for another size.
 
     Returns:
         The recorded plan, or None if a layer has no candidate or the network cannot be timed. Its
@@ -185,7 +185,7 @@ def record_copied_plan(
     timer = network_timer(worker, network, until.clock)
     results = timer.compare([plan])
     if results is None:
-        tell(f"the plan of another database or batch size does not run: {timer.fault}")
+        tell(f"the plan of another database or size does not run: {timer.fault}")
         return None
     recorder = PlanRecorder(store, device, network, known)
     recorder.record(plan, results[0])

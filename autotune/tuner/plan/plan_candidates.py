@@ -8,7 +8,7 @@ from autotune.core import Deadline
 from autotune.ir import Network, Problem
 from autotune.libraries import cudnn_names
 from autotune.measure import THROTTLED, LayerAssignment, Worker
-from autotune.runtime import Candidate, candidate, plan_for_other_batch, shortlist
+from autotune.runtime import Candidate, candidate, plan_for_other_size, shortlist
 from autotune.tuner.plan.copied_plans import CopiedPlan
 from autotune.tuner.plan.plan_moves import PlanState
 from autotune.tuner.trials import record_result
@@ -77,21 +77,22 @@ def plan_in_use(
 ) -> PlanState | None:
     """Return the plan that the network would run now, and add its candidates to those that are known.
 
-    A plan for another batch size, or of another database, names kernels that were verified elsewhere. Those that were
-    not verified on their layer's problem are verified now; a layer whose kernel is not right runs on its winner.
+    A plan for another batch size or image size, or of another database, names kernels that were verified elsewhere.
+    Those that were not verified on their layer's problem are verified now; a layer whose kernel is not right runs on
+    its winner.
     """
     own = store.plan(device, network.key) or copied
-    found = (own, network) if own else plan_for_other_batch(store, device, network)
-    if found is None:
+    other = None if own else plan_for_other_size(store, device, network)
+    saved = other.plan if other else own
+    if saved is None:
         return None
-    saved, planned_network = found
     if any(choice["layer"] not in known for choice in saved.choices):
         return None
     assignments = {name: LayerAssignment(name, each[0].candidate) for name, each in known.items() if each}
     problems = {layer.name: layer.problem for layer in network.all_layers}
     for choice in saved.choices:
         name, kernel = choice["layer"], store.kernel(choice["kernel"])
-        us = choice["us"] if planned_network is network else None  # else it was timed at another batch size
+        us = None if other else choice["us"]  # of another size
         one = KnownCandidate(candidate(store, kernel, choice["launch"]), kernel.id, us)
         if all(one.candidate != other.candidate for other in known[name]):
             if until.is_over:

@@ -43,8 +43,8 @@ def test_other_batch_sizes_run_as_the_plan_that_bounds_their_time_best(store, ke
     numbers = {json.loads(choice.candidate.config)["number"] for choice in chosen.values()}
     assert [list(SIZED)[number] for number in numbers] == [nearest]
     tuned = n == nearest
-    assert {(choice.source, choice.tuned_batch, choice.overlap) for choice in chosen.values()} == {
-        ("tuned" if tuned else f"batch {nearest}", None if tuned else nearest, True)
+    assert {(choice.source, choice.tuned_for.batch, choice.overlap) for choice in chosen.values()} == {
+        ("tuned" if tuned else f"batch {nearest}", nearest, True)
     }
 
 
