@@ -150,7 +150,7 @@ def explain(context: ExecutionContext, store: Database) -> Explanation:
         settled.details.get("torch_us", {}) if settled else {},
         plan.arena.bytes,
         sum(operand.bytes for operand in plan.buffers.values()),
-        context.bytes,
+        plan.arena.bytes + plan.workspace_bytes,
         plan.network.kept,
         bool(settled and settled.details.get(THROTTLED)),
         _verified(settled, plan.device) if settled else "",

@@ -209,7 +209,7 @@ def _after_fork() -> None:
         assert isinstance(module, FusedResNet)
         module._lock = threading.RLock()
         for context in module._cache.contexts.values():
-            context.lock = threading.Lock()
+            context.memory.lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

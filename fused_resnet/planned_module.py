@@ -275,8 +275,7 @@ class PlannedModule(nn.Module):
     def _bound(self, *args: Any, **kwargs: Any) -> tuple[list[torch.Tensor], ExecutionContext, int]:
         """Return the inputs as the context takes them, the context on the current stream, and that stream's handle."""
         arguments, inputs = take_apart(self._positions, args, kwargs)
-        cache = self._cache
-        if not cache.state.unchanged():
+        if not (cache := self._cache).state.unchanged():
             self._discard(cache)
         stream, _ = current_stream(inputs)
         taken, context, _ = self._context(inputs, arguments, stream)
@@ -357,9 +356,7 @@ class PlannedModule(nn.Module):
             if (known := cache.find(taken, arguments, stream)) is not None:
                 return taken, known, cache
             plan = plan or self._bind(taken, arguments)
-            context = ExecutionContext(plan, plan.graph)
-            cache.add(taken, arguments, stream, context, self._max_plans)
-            return taken, context, cache
+            return taken, cache.add(taken, arguments, stream, plan, self._max_plans), cache
 
     def _context_of_capture(self, plan: NetworkPlan | None) -> ExecutionContext:
         """Return a context for a call that is being captured.
@@ -378,21 +375,21 @@ class PlannedModule(nn.Module):
         network = self._source.network(Signature.of(inputs, arguments))
         order = self._wanted_order(inputs, arguments, [one.shape for one in network.results])
         self._before_binding(network, [*conversions(network, order).values()], inputs[0].device)
-        state = module_state(self._plain)
-        self._cache.guard(self._source.guards, [*state.values(), *self._source.guards.tensors], inputs[0].device)
-        device, last = inputs[0].device, [i for i, x in enumerate(inputs) if not x.is_contiguous()]
+        state, device = module_state(self._plain), inputs[0].device
+        self._cache.guard(self._source.guards, [*state.values(), *self._source.guards.tensors], device)
+        last = [i for i, x in enumerate(inputs) if not x.is_contiguous()]
         wanted = inductor.is_wanted(self._compile)
         compiles = wanted and self._num_compiled < _MAX_COMPILED_PLANS
         with self._database() as store, torch.inference_mode(False), torch.no_grad():
             # The plain network's tensors, because replicas of torch.nn.DataParallel have no named ones of their own.
-            plan = NetworkPlan(network, state, store, device, self._cuda_graphs, last, compiles, self._avoided, order)
-            is_compiled = any(bound.choice.candidate.compiled for bound in plan.bound)
-            self._num_compiled += is_compiled
+            known = self._avoided, order, self._cache.constants
+            plan = NetworkPlan(network, state, store, device, self._cuda_graphs, last, compiles, *known)
+            self._num_compiled += (is_compiled := any(bound.choice.candidate.compiled for bound in plan.bound))
             limit = _MAX_COMPILED_PLANS if wanted and not is_compiled and not compiles else None
-            dtype = next((x for x in inputs if x.is_floating_point()), inputs[0]).dtype
-            if not (plan.is_resized and self._knows_of_sizes):
+            if not (plan.is_resized and self._knows_of_sizes):  # a service may meet hundreds
+                dtype = next((x for x in inputs if x.is_floating_point()), inputs[0]).dtype
                 warn_of_plan(plan, store, self._source.name, dtype, self._source.precision, limit)
-            self._knows_of_sizes |= plan.is_resized  # a service may meet hundreds
+            self._knows_of_sizes |= plan.is_resized
         if arguments == ONE_TENSOR:
             images = {i for i, one in enumerate(network.results) if len(one.shape) == 4}
             as_is = self.memory_format is torch.channels_last or images <= set(plan.in_torch_order)

@@ -1,17 +1,15 @@
 """From records and a database to launches. Needs no compiler and no Jinja."""
 
+from autotune.runtime.activations import ActivationPlace, activation_places, make_buffers
 from autotune.runtime.binding import Binary, BoundStep, Candidate, TensorSlot, bind, candidate
 from autotune.runtime.captured_layers import CapturedLayers
-from autotune.runtime.executor import ACCESS, ExecutionContext, close, count
+from autotune.runtime.executor import ACCESS, ExecutionContext, StreamMemory, close, count
 from autotune.runtime.network_plan import (
-    ActivationPlace,
     BoundLayer,
     NetworkPlan,
-    activation_places,
     bind_layer,
     caller_slots,
     execute,
-    make_buffers,
     make_graph,
     make_runs,
 )
@@ -32,4 +30,5 @@ from autotune.runtime.selection import (
     shortlist,
     usable_devices,
 )
+from autotune.runtime.shared_constants import SharedConstants
 from autotune.runtime.torch_capture import CapturePlace, TorchGraph

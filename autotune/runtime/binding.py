@@ -21,6 +21,7 @@ from autotune.ir import Problem, Tensors, abi, pack_weight
 from autotune.ir.operators import Convolution
 from autotune.libraries import aten, cudnn_names, inductor
 from autotune.runtime import engine
+from autotune.runtime.shared_constants import Pack
 from tuning_db.trust.digests import candidate as candidate_digest
 
 if TYPE_CHECKING:
@@ -223,6 +224,7 @@ def bind(
     device: torch.device,
     name: str = "",
     workspace: TensorSlot | None = None,
+    pack: Pack | None = None,
 ) -> BoundStep:
     """Bind a candidate to the tensors of a problem.
 
@@ -235,6 +237,7 @@ def bind(
         name: The layer's name, for messages.
         workspace: Slot of the kernel's workspace. The caller then provides memory that is zero at first and used by no
             other step; without a slot the step allocates its own.
+        pack: Packs the weights, in place of `pack_weight`.
 
     Raises:
         RefusedError: The candidate cannot solve the problem.
@@ -254,7 +257,7 @@ def bind(
     prepared = library.prepare(
         candidate.symbol, abi.pack_problem(problem, scalars, candidate.launch, candidate.launch_names)
     )
-    packed = _packed(candidate, problem, fixed)
+    packed = _packed(candidate, problem, fixed, pack)
     keep = list(packed.values())
     pointers = [0] * abi.MAX_POINTERS
     for i, operand in enumerate(problem.operands()):
@@ -321,11 +324,12 @@ def _bind_cudnn_plan(
         raise engine.RefusedError(str(error)) from error
 
 
-def _packed(candidate: Candidate, problem: Problem, tensors: Tensors) -> dict[str, torch.Tensor]:
+def _packed(candidate: Candidate, problem: Problem, tensors: Tensors, pack: Pack | None) -> dict[str, torch.Tensor]:
     """Return the tensors, each weight in the layout that the kernel reads."""
     groups = problem.groups if isinstance(problem, Convolution) else 1
     result = dict(tensors)
     for name, layout in candidate.weight_layouts.items():
         if name in tensors:  # a family may serve problems with and without some of its weights
-            result[name] = pack_weight(tensors[name], layout, groups)
+            weight = tensors[name]
+            result[name] = pack(name, weight, layout, groups) if pack else pack_weight(weight, layout, groups)
     return result

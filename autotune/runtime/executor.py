@@ -25,13 +25,31 @@ count = itertools.count()
 """Numbers the runs of a process, so that the context used least recently can be found."""
 
 
-class ExecutionContext:
-    """Memory of a plan on one stream. Calls from different threads run one after the other.
+class StreamMemory:
+    """Memory for the activations of plans that run on one stream, one after the other.
 
-    Contexts share the plan's weights and nothing that a run writes, so streams do not wait for each other. All
-    activations and workspaces are one allocation. On a GPU the whole network is one CUDA graph, which is updated with
-    the addresses of the caller's tensors. Layers on torch's operators are a part of it that torch captures
-    (captured_layers.py).
+    Args:
+        device: The device.
+        size: Its size in bytes.
+
+    Attributes:
+        lock: Held while a run is launched.
+        block: The memory, on which a run leaves any values.
+    """
+
+    def __init__(self, device: torch.device, size: int) -> None:
+        self.lock = threading.Lock()
+        with torch.inference_mode(False):
+            self.block = torch.empty(size, dtype=torch.uint8, device=device)
+
+
+class ExecutionContext:
+    """A plan in the memory of one stream. Calls from different threads run one after the other.
+
+    Contexts share the plan's weights. Those of one module on one stream share the memory of activations, too, and
+    others share nothing that a run writes, so streams do not wait for each other. On a GPU the whole network is one
+    CUDA graph, which is updated with the addresses of the caller's tensors. Layers on torch's operators are a part of
+    it that torch captures (captured_layers.py).
 
     The engine's fast path (engine/fast_path.cpp) reads `direct` and `template`, holds `lock`, sets `used` and calls
     `wait_until_idle`. It takes networks with one input and one result.
@@ -39,23 +57,25 @@ class ExecutionContext:
     Args:
         plan: The plan.
         graph: Whether to replay a CUDA graph, as `plan.graph` says; False for a run that is itself being captured.
+        memory: Memory of at least `plan.activation_bytes`, shared with contexts on the same stream; None for its own.
 
     Attributes:
+        memory: The memory of its activations.
         templates: For each result, a tensor with its shape, dtype and strides; its values mean nothing.
-        lock: Held while a run is launched.
         used: Number of its last run.
         closed: Whether its memory is no longer in use by the module (`close`).
     """
 
-    def __init__(self, plan: NetworkPlan, graph: bool) -> None:
+    def __init__(self, plan: NetworkPlan, graph: bool, memory: StreamMemory | None = None) -> None:
         self.plan, self._copied = plan, plan.copied
-        self.lock = threading.Lock()
+        self.memory = memory or StreamMemory(plan.device, plan.activation_bytes)
         self.used = next(count)
         self.closed = False
         with torch.inference_mode(False), torch.no_grad():
-            self._memory, self._tensors = _allocate(plan)
+            self._tensors = _divided(plan, self.memory.block)
             self.templates = [
-                _like(result, self._memory, i in plan.in_torch_order) for i, result in enumerate(plan.network.results)
+                _like(result, self.memory.block, i in plan.in_torch_order)
+                for i, result in enumerate(plan.network.results)
             ]
         # The first slots are the caller's tensors, which each run provides. Kernels take the fixed addresses of the
         # others; torch's operators take the tensors.
@@ -78,9 +98,9 @@ class ExecutionContext:
         return template
 
     @property
-    def bytes(self) -> int:
-        """Size of its memory in bytes."""
-        return self._memory.numel()
+    def lock(self) -> threading.Lock:
+        """Held while a run is launched in its memory."""
+        return self.memory.lock
 
     def run(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor], stream: int) -> None:
         """Run the network.
@@ -105,7 +125,7 @@ class ExecutionContext:
 
     def poison(self) -> None:
         """Fill the activations with NaN, so that a check finds what no layer writes; nothing may run meanwhile."""
-        self._memory[: self.plan.arena.bytes].fill_(0xFF)
+        self.memory.block.fill_(0xFF)
 
     def wait_until_idle(self) -> None:
         """Wait for the device after a run on a context that another thread closed before the launch.
@@ -188,22 +208,21 @@ def _single_native(runs: Sequence[Executable]) -> Graph | Program | None:
     return runs[0] if len(runs) == 1 and not isinstance(runs[0], BoundStep) else None
 
 
-def _allocate(plan: NetworkPlan) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Return one block of memory, and the activations and then the workspaces in it."""
-    total = plan.arena.bytes + sum(map(aligned, plan.workspaces))
-    memory = torch.empty(
-        max([total, *(one.bytes for one in plan.network.results)]), dtype=torch.uint8, device=plan.device
-    )
-    tensors = []
+def _divided(plan: NetworkPlan, block: torch.Tensor) -> list[torch.Tensor]:
+    """Return the activations of a plan as parts of a block of memory, and then its workspaces, which are its own.
+
+    The engine's contract: a workspace is zero before the first launch, and only its kernel writes it.
+    """
+    tensors, end = [], 0
     for name, operand in plan.buffers.items():
         offset = plan.arena.offsets[name]
-        tensors.append(memory[offset : offset + operand.bytes].view(TENSOR_DTYPES[operand.dtype]).view(operand.shape))
-    end = plan.arena.bytes
-    memory[end:].zero_()  # kernels expect a workspace of zeros, and leave it so
+        part = block[offset : offset + operand.bytes]
+        tensors.append(part.view(TENSOR_DTYPES[operand.dtype]).view(operand.shape))
+    workspaces = torch.zeros(plan.workspace_bytes, dtype=torch.uint8, device=plan.device)
     for size in plan.workspaces:
-        tensors.append(memory[end : end + size])
+        tensors.append(workspaces[end : end + size])
         end += aligned(size)
-    return memory, tensors
+    return tensors
 
 
 def _like(result: CallerTensor, memory: torch.Tensor, contiguous: bool) -> torch.Tensor:

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
 
-from autotune.ir import TENSOR_DTYPES, ConstantSource, Layer, Network, Operand, State, evaluate, input_name
+from autotune.ir import (
+    TENSOR_DTYPES,
+    ConstantSource,
+    Layer,
+    Network,
+    Operand,
+    State,
+    evaluate,
+    input_name,
+    pack_weight,
+)
 from autotune.libraries import inductor
 from autotune.runtime import engine
+from autotune.runtime.activations import activations, place
 from autotune.runtime.binding import CHANNELS_LAST, BoundStep, TensorSlot, bind
 from autotune.runtime.binding_stream import binding_stream, free_with
 from autotune.runtime.engine import EngineError
 from autotune.runtime.graph_edges import GraphEdges
-from autotune.runtime.memory_planner import Arena, LayerAccess, plan_memory
+from autotune.runtime.memory_planner import aligned
 from autotune.runtime.other_sizes import Compiler, differs_in_batch_alone
 from autotune.runtime.result_layouts import conversions, with_conversions
 from autotune.runtime.selection import KernelChoice, choices, select, torch_choice
+from autotune.runtime.shared_constants import SharedConstants
 
 if TYPE_CHECKING:
     from tuning_db.protocols import Database
@@ -71,6 +84,7 @@ class NetworkPlan:
         avoided: Candidates that failed in runs: the layer's name and the candidate's text. Others take their places.
         in_torch_order: Positions of the results that are wanted in torch's order of axes (result_layouts.py). Those for
             which the database has kernels are converted by layers behind the network.
+        constants: The constants of the module's other plans for this state, which this plan shares; None for its own.
 
     Attributes:
         in_torch_order: Positions of the results that are written in torch's order of axes.
@@ -94,8 +108,9 @@ class NetworkPlan:
         use_inductor: bool = False,
         avoided: Collection[tuple[str, str]] = (),
         in_torch_order: Sequence[int] = (),
+        constants: SharedConstants | None = None,
     ) -> None:
-        self._avoided = avoided
+        self._avoided, self._constants = avoided, constants or SharedConstants()
         converting = conversions(network, in_torch_order)
         fastest = {i: next(choices(store, layer.problem, device)) for i, layer in converting.items()}
         self._conversions = {i: layer for i, layer in converting.items() if fastest[i].candidate.native}
@@ -112,7 +127,7 @@ class NetworkPlan:
             self.not_compiled, self.compile_failed = str(error), True
             self._bind_layers(state, store, "absent")
         free_with(self, device, self.bound)
-        self.arena = _arena([item.layer for item in self.bound], self.buffers)
+        self.arena = place([item.layer for item in self.bound], self.buffers)
 
     @property
     def native(self) -> bool:
@@ -146,11 +161,21 @@ class NetworkPlan:
         """Size of each layer's workspace in bytes, 0 for a layer without a native kernel."""
         return [item.step.kernel.workspace_bytes if item.step.kernel else 0 for item in self.bound]
 
+    @property
+    def activation_bytes(self) -> int:
+        """Size of the block of activations in bytes; a result fits into it, too."""
+        return max([self.arena.bytes, *(one.bytes for one in self.network.results)])
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Size of the block of workspaces in bytes."""
+        return sum(map(aligned, self.workspaces))
+
     def _bind_layers(self, state: State, store: Database, compiler: Compiler) -> None:
         """Select and bind all layers; raises _CompileError."""
         selected, settled = select(store, self.network, self.device, compiler)
         layers, settled = with_conversions(selected, self._conversions.values()), settled | self._converters
-        self.buffers = _activations(layers, self.network.callers)
+        self.buffers = activations(layers, self.network.callers)
         self.copied: set[int] = set()
         slots = caller_slots(self.network)
         slots |= {name: TensorSlot(len(slots) + i) for i, name in enumerate(self.buffers)}
@@ -174,12 +199,22 @@ class NetworkPlan:
             if (layer.name, str(choice.candidate)) in self._avoided:
                 continue
             try:
-                return bind_layer(layer, self._for_input(layer, choice), slots, state, self.device, workspace)
+                return self._bound(layer, self._for_input(layer, choice), slots, state, workspace)
             except EngineError as error:
                 if choice.candidate.compiled:
                     raise _CompileError(str(error)) from error
                 continue  # it refuses this size or cannot be loaded here; the next candidate is as correct
-        return bind_layer(layer, torch_choice(layer.problem), slots, state, self.device, workspace)
+        return self._bound(layer, torch_choice(layer.problem), slots, state, workspace)
+
+    def _bound(
+        self,
+        layer: Layer,
+        choice: KernelChoice,
+        slots: Mapping[str, TensorSlot],
+        state: State,
+        workspace: TensorSlot,
+    ) -> BoundLayer:
+        return bind_layer(layer, choice, slots, state, self.device, workspace, self._constants)
 
     def _for_input(self, layer: Layer, choice: KernelChoice) -> KernelChoice:
         """Return the choice for inputs that are channels last: a kernel that can read them so is launched so."""
@@ -203,74 +238,6 @@ def caller_slots(network: Network) -> dict[str, TensorSlot]:
     return {name: TensorSlot(index) for index, name in enumerate(network.callers)}
 
 
-def _activations(layers: Sequence[Layer], callers: Collection[str]) -> dict[str, Operand]:
-    """Return the activations between layers by buffer name, each as the operand of the layer that writes it.
-
-    Args:
-        layers: The layers.
-        callers: Names of the caller's tensors, which are left out.
-    """
-    return {
-        name: operand
-        for layer in layers
-        for operand in layer.problem.operands()
-        if operand.role == "output" and (name := layer.buffers[operand.name]) not in callers
-    }
-
-
-def _arena(layers: Sequence[Layer], activations: Mapping[str, Operand]) -> Arena:
-    accesses = [LayerAccess(frozenset(layer.reads), frozenset(layer.writes)) for layer in layers]
-    return plan_memory({name: operand.bytes for name, operand in activations.items()}, accesses)
-
-
-@dataclass(frozen=True)
-class ActivationPlace:
-    """Where an activation lies in the memory of a network, and when.
-
-    Attributes:
-        name: Its buffer.
-        offset: Offset in the block of all activations, in bytes.
-        bytes: Its size.
-        first: Position of the layer that writes it, in the order in which the layers are launched.
-        last: Position of the last layer that reads it.
-    """
-
-    name: str
-    offset: int
-    bytes: int
-    first: int
-    last: int
-
-
-def activation_places(layers: Sequence[Layer], callers: Collection[str]) -> list[ActivationPlace]:
-    """Return the places of the activations between layers that run in this order, as a NetworkPlan has them.
-
-    Args:
-        layers: The layers.
-        callers: Names of the caller's tensors, which lie elsewhere.
-    """
-    activations = _activations(layers, callers)
-    arena = _arena(layers, activations)
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    for i, layer in enumerate(layers):
-        for name in (*layer.reads, *layer.writes):
-            first.setdefault(name, i)
-            last[name] = i
-    return [
-        ActivationPlace(name, arena.offsets[name], operand.bytes, first[name], last[name])
-        for name, operand in activations.items()
-    ]
-
-
-def make_buffers(network: Network, device: torch.device) -> dict[str, torch.Tensor]:
-    """Return one tensor for each activation between the layers of a network and its alternatives, by buffer name."""
-    return {
-        name: torch.empty(operand.shape, dtype=TENSOR_DTYPES[operand.dtype], device=device)
-        for name, operand in _activations(network.all_layers, network.callers).items()
-    }
-
-
 def bind_layer(
     layer: Layer,
     choice: KernelChoice,
@@ -278,6 +245,7 @@ def bind_layer(
     state: State,
     device: torch.device,
     workspace: TensorSlot | None = None,
+    constants: SharedConstants | None = None,
 ) -> BoundLayer:
     """Bind a candidate to a layer's buffers and weights.
 
@@ -288,19 +256,27 @@ def bind_layer(
         state: The module's tensors by name, as in a state_dict.
         device: Where it runs.
         workspace: Slot of the kernel's workspace; without one the step allocates its own.
+        constants: Constants that are shared with other layers and plans of this state.
 
     Raises:
         EngineError: The candidate refuses the problem or cannot be loaded.
     """
     tensors: dict[str, torch.Tensor | TensorSlot] = {}
+    shared, keys = constants or SharedConstants(), dict[str, Hashable]()
     for operand in layer.problem.operands():
         if operand.role in ("weight", "vector"):
-            tensors[operand.name] = _constant(state, layer.weights[operand.name], operand, device)
+            source = layer.weights[operand.name]
+            key = keys[operand.name] = (source, operand.shape, operand.dtype, device)
+            tensors[operand.name] = shared.get(key, partial(_constant, state, source, operand, device))
         else:
             place = buffers[layer.buffers[operand.name]]
             tensors[operand.name] = place if isinstance(place, TensorSlot) else place.view(operand.shape)
     scalars = tuple(float(evaluate(state, source)) for source in layer.scalars)
-    step = bind(choice.candidate, layer.problem, tensors, scalars, device, layer.name, workspace)
+
+    def pack(name: str, weight: torch.Tensor, layout: str, groups: int) -> torch.Tensor:
+        return shared.get((keys[name], layout, groups), partial(pack_weight, weight, layout, groups))
+
+    step = bind(choice.candidate, layer.problem, tensors, scalars, device, layer.name, workspace, pack)
     return BoundLayer(layer, choice, step)
 
 

@@ -8,8 +8,10 @@ It goes through these states:
        +---- evicted: more than `plans` contexts ---+---------------------------+
        +---- state changed, .to(), load_state_dict, rebind(): a new, empty CallCache
 
-- plan: `NetworkPlan`, the kernels and packed weights. Streams share it.
-- context: `ExecutionContext`, the memory of one stream.
+- plan: `NetworkPlan`, the kernels and packed weights. Streams share it. Plans share the constants that they have in
+  common.
+- context: `ExecutionContext`, a plan in the memory of one stream. The contexts of a stream share the memory of
+  activations. If a plan needs more, they are closed, and made again in larger memory when they are called.
 - fast path: the engine recognizes the signature and launches without the interpreter. A context gets there only if the
   whole network is native kernels that compute one result from one tensor, and read it as it is.
 """
@@ -23,14 +25,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from autotune.runtime import ExecutionContext, NetworkPlan, close, count, engine
+from autotune.runtime import (
+    ExecutionContext,
+    NetworkPlan,
+    SharedConstants,
+    StreamMemory,
+    close,
+    count,
+    engine,
+)
 from fused_resnet.guards import Guards
 
 _LOG = logging.getLogger("fused_resnet")
 
-Key = tuple[str, int, tuple[tuple[torch.Size, torch.dtype, torch.device, bool | None], ...]]
-"""A call's signature: the text of its arguments (arguments.py), the stream's handle, and for each input its shape,
-dtype, device and `is_contiguous`."""
+Tensors = tuple[tuple[torch.Size, torch.dtype, torch.device, bool | None], ...]
+"""For each input its shape, dtype, device and `is_contiguous`."""
+
+Key = tuple[str, int, Tensors]
+"""A call's signature: the text of its arguments (arguments.py), the stream's handle, and its inputs."""
 
 EXCHANGE: object = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 """DLPack's C functions for tensors, which the fast path needs; torch has them from version 2.10 on."""
@@ -46,6 +58,8 @@ class CallCache:
 
     Attributes:
         contexts: Context of each signature.
+        plans: Plan of each signature without the stream; the one that was bound or looked for last is the last one.
+        constants: The constants of all plans.
         calls: The engine's fast path.
         state: Tells whether a parameter, buffer or submodule has changed since the cache was made, or a value that
             forward reads since it was captured.
@@ -54,6 +68,9 @@ class CallCache:
 
     def __init__(self, module: nn.Module) -> None:
         self.contexts: dict[Key, ExecutionContext] = {}
+        self.constants = SharedConstants()
+        self.plans: dict[tuple[str, Tensors], NetworkPlan] = {}
+        self._memory: dict[tuple[torch.device, int], StreamMemory] = {}  # of each stream
         self.state = engine.StateWatch(_tensor_dictionaries(module))
         self.calls = engine.FastPath(EXCHANGE, torch.empty_like, count, self.state)
         self.bare = True
@@ -88,17 +105,42 @@ class CallCache:
     def plan(self, inputs: Sequence[torch.Tensor], arguments: str) -> NetworkPlan | None:
         """Return the plan that is bound for a call on any stream."""
         text, _, tensors = _key(inputs, arguments, 0)
-        alike = (context.plan for key, context in self.contexts.items() if (key[0], key[2]) == (text, tensors))
-        return next(alike, None)
+        if found := self.plans.pop((text, tensors), None):
+            self.plans[text, tensors] = found
+        return found
 
     def add(
-        self, inputs: Sequence[torch.Tensor], arguments: str, stream: int, context: ExecutionContext, limit: int
-    ) -> None:
-        """Add a context; of more than `limit` the least recently used are closed."""
+        self, inputs: Sequence[torch.Tensor], arguments: str, stream: int, plan: NetworkPlan, limit: int
+    ) -> ExecutionContext:
+        """Return a new context of a plan; of more than `limit` contexts or plans the least recent are dropped."""
+        text, _, tensors = key = _key(inputs, arguments, stream)
         while len(self.contexts) >= max(limit, 1):
-            oldest = self.contexts.pop(min(self.contexts, key=lambda key: self.contexts[key].used))
-            close([oldest], self.calls)
-        self.contexts[_key(inputs, arguments, stream)] = context
+            self._close(min(self.contexts, key=lambda key: self.contexts[key].used))
+        self.plans[text, tensors] = plan
+        while len(self.plans) > max(limit, 1):
+            oldest = next(iter(self.plans))
+            del self.plans[oldest]
+            self._close(*[one for one in self.contexts if (one[0], one[2]) == oldest])
+        context = self.contexts[key] = ExecutionContext(plan, plan.graph, self._memory_for(plan, stream))
+        return context
+
+    def _memory_for(self, plan: NetworkPlan, stream: int) -> StreamMemory:
+        """Return the memory of a stream; a plan that needs more closes the contexts there, whose plans stay."""
+        place = plan.device, stream
+        memory = self._memory.get(place)
+        if memory is None or memory.block.numel() < plan.activation_bytes:
+            self._memory.pop(place, None)  # before more is allocated
+            close([self.contexts.pop(key) for key, one in [*self.contexts.items()] if one.memory is memory], self.calls)
+            del memory
+            self._memory[place] = StreamMemory(plan.device, plan.activation_bytes)
+        return self._memory[place]
+
+    def _close(self, *keys: Key) -> None:
+        """Close contexts, and forget their plans unless another context has them."""
+        close([self.contexts.pop(key) for key in keys], self.calls)
+        for text, _, tensors in keys:
+            if not any((one[0], one[2]) == (text, tensors) for one in self.contexts):
+                self.plans.pop((text, tensors), None)
 
     def use_fast_path(self, x: torch.Tensor, context: ExecutionContext) -> None:
         """Let the engine launch the context for inputs like x from now on."""
@@ -110,6 +152,7 @@ class CallCache:
         """Close all contexts and forget them: a thread that still holds this cache must not keep their memory."""
         contexts, self.contexts = list(self.contexts.values()), {}
         close(contexts, self.calls)
+        self.plans, self._memory = {}, {}
 
 
 def is_contiguous(x: torch.Tensor) -> bool | None:

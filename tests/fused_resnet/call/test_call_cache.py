@@ -1,11 +1,13 @@
 """Calls that run without Python between input and launch, and the plans that are kept."""
 
 import gc
+import random
 import weakref
 
 import pytest
 import torch
-from seed_network import assert_result, fused, images
+from comparison import relative_error
+from seed_network import LIMIT, assert_result, fused, images, plain, weights
 
 from fused_resnet import FusedResNet
 
@@ -89,5 +91,29 @@ def test_only_so_many_plans_are_kept(tuned_db):
     network = FusedResNet(tuned_db, max_plans=3)
     for n in (1, 2, 3, 4, 2, 5):
         network(images(n))
-    assert sorted(inputs[0][0][0] for _, _, inputs in network._cache.contexts) == [2, 4, 5]
+    assert [inputs[0][0][0] for _, inputs in network._cache.plans] == [4, 2, 5]
     assert_result(network, images(1), network(images(1)))
+
+
+def test_plans_of_one_stream_share_activations_and_weights(tuned_db):
+    """For 24 sizes in any order there are the activations of the largest, and each packed weight once."""
+    network, sizes = FusedResNet(tuned_db, max_plans=64), [(n, 3, 64, 16 * w) for n in (1, 2, 3) for w in range(2, 10)]
+    network.load_state_dict(weights(3, 0))
+    random.Random(0).shuffle(sizes)
+    inputs = [torch.randn(size) for size in sizes]
+    alone = [fused(tuned_db)(x) for x in inputs]
+    for x, y in [*zip(inputs, alone, strict=True)] * 2:
+        assert torch.equal(network(x), y)
+    contexts, plans = network._cache.contexts.values(), network._cache.plans.values()
+    assert len(plans) == len(contexts) == len(sizes) and len({id(context.memory) for context in contexts}) == 1
+    assert next(iter(contexts)).memory.block.numel() == max(plan.activation_bytes for plan in plans)
+    each = [{tensor.data_ptr() for bound in plan.bound for tensor in bound.step.keep} for plan in plans]
+    assert len(set().union(*each)) <= 1.2 * max(map(len, each))  # a layer has kernels with several layouts
+
+
+def test_plans_for_several_states_of_the_weights_share_nothing(tuned_db):
+    network, x = fused(tuned_db), images(1)
+    before, wanted = network(x), plain(seed=1)(x).detach()
+    network.load_state_dict(weights(3, 1))
+    assert relative_error(network(x), wanted) < LIMIT and relative_error(network(images(2))[:1], wanted) < LIMIT
+    assert not torch.equal(network(x), before)
