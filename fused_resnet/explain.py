@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from autotune.core import ceil_div, device_name, format_bytes, software
+from autotune.core import ceil_div, device_name, software
 from autotune.ir import Problem, limit_us, with_batch
 from autotune.libraries import inductor
-from autotune.runtime import BoundLayer, ExecutionContext, batches, differs_in_batch_alone
+from autotune.runtime import BoundLayer, NetworkPlan, batches, differs_in_batch_alone
+from fused_resnet.memory import MemoryReport
 from fused_resnet.text_table import end_of, format_table, number, percent, shortened
 from tuning_db import evidence
 from tuning_db.protocols import Database, Device, Plan
@@ -55,18 +56,14 @@ class Explanation:
         torch_us: Times of torch's operators for the whole network in the rounds of that time, by candidate.
         is_throttled: Whether the device was slowed down in these rounds.
         verified: What `autotune verify` found about the plan on this device with this software, as a sentence.
-        arena_bytes: Memory of activations for one stream, shared by those that are not needed at the same time.
-        buffer_bytes: Memory of activations without sharing.
-        context_bytes: All memory of one stream: activations and workspaces.
+        memory: The memory that the module needs for such calls.
         kept: For a network in an 8-bit format, the reason for each convolution or linear layer that is not.
     """
 
     rows: tuple[LayerRow, ...]
     network_us: float | None
     torch_us: Mapping[str, float]
-    arena_bytes: int
-    buffer_bytes: int
-    context_bytes: int
+    memory: MemoryReport
     kept: Mapping[str, str] = field(default_factory=dict)
     is_throttled: bool = False
     verified: str = ""
@@ -110,12 +107,7 @@ class Explanation:
             table += textwrap.wrap(self._compared(), 80)
             table.append(self.verified)
         table += textwrap.wrap(self._kept_layers(), 80) if self.kept else []
-        saved = 1 - self.arena_bytes / self.buffer_bytes if self.buffer_bytes else 0.0
-        table.append(
-            f"activations: {format_bytes(self.arena_bytes)} at the peak, {saved:.0%} less than one buffer each"
-        )
-        table.append(f"with workspaces: {format_bytes(self.context_bytes)} for each stream")
-        return "\n".join(table)
+        return "\n".join([*table, str(self.memory)])
 
     def _compared(self) -> str:
         """Return a sentence about the plan and torch's operators for the whole network, timed in one run."""
@@ -137,20 +129,23 @@ class Explanation:
         return "not in bytes: " + "; ".join(f"{names} ({why})" for why, names in named.items())
 
 
-def explain(context: ExecutionContext, store: Database) -> Explanation:
-    """Return the table of what a context runs, with the times that the database has."""
+def explain(plan: NetworkPlan, store: Database, memory: MemoryReport) -> Explanation:
+    """Return the table of what a plan runs, with the times that the database has.
+
+    Args:
+        plan: The plan.
+        store: The database.
+        memory: The memory that it needs.
+    """
     from autotune.measure import THROTTLED  # not needed to run a network
 
-    plan = context.plan
     device = store.device(device_name(plan.device))
     settled = store.plan(device, plan.network.key) if device else None
     return Explanation(
         tuple(_row(item, store, device) for item in plan.bound),
         settled.median_us if settled else None,
         settled.details.get("torch_us", {}) if settled else {},
-        plan.arena.bytes,
-        sum(operand.bytes for operand in plan.buffers.values()),
-        plan.arena.bytes + plan.workspace_bytes,
+        memory,
         plan.network.kept,
         bool(settled and settled.details.get(THROTTLED)),
         _verified(settled, plan.device) if settled else "",

@@ -12,6 +12,7 @@ from torch import nn
 from autotune.core import CaptureError
 from autotune.ir import BYTE_PRECISIONS
 from fused_resnet import torch_op
+from fused_resnet.call import module_state, take_apart
 from fused_resnet.model_source import Captured, check_precision
 from fused_resnet.networks import se_resnet9_fixup
 from fused_resnet.options import RunKeywords, RunOptions
@@ -21,7 +22,9 @@ from fused_resnet.weight_changes import watch_optimizers
 from tuning_db import public_keys
 
 if TYPE_CHECKING:
+    from autotune.runtime import NetworkPlan
     from fused_resnet.explain import Explanation
+    from fused_resnet.memory import MemoryReport
 
 __all__ = ["FusedResNet", "InputError"]
 
@@ -151,9 +154,32 @@ class FusedResNet(PlannedModule):
         """
         from fused_resnet.explain import explain
 
-        _, context, _ = self._bound(*args, **kwargs)
+        plan, memory = self._planned(*args, **kwargs)
         with self._database() as store:
-            return explain(context, store)
+            return explain(plan, store, memory)
+
+    def memory(self, *args: Any, **kwargs: Any) -> MemoryReport:
+        """Return the memory that this module needs for calls like this one, without allocating that of the call.
+
+        The weights are packed, if they were not. print() shows the report.
+
+        Raises:
+            InputError: The shape, dtype or device of an input does not fit.
+        """
+        return self._planned(*args, **kwargs)[1]
+
+    def _planned(self, *args: Any, **kwargs: Any) -> tuple[NetworkPlan, MemoryReport]:
+        """Return the plan for calls like this one, and the memory that it needs."""
+        from fused_resnet.memory import memory_report
+
+        arguments, inputs = take_apart(self._positions, args, kwargs)
+        if not self._cache.state.unchanged():
+            self._discard(self._cache)
+        with self._lock:
+            taken, cache = self._taken(inputs), self._cache
+            plan = cache.plan(taken, arguments) or self._bind(taken, arguments)
+            cache.keep(taken, arguments, plan, self._max_plans)
+        return plan, memory_report(plan, cache.constants, module_state(self._plain))
 
     def _apply(self, *args: Any, **kwargs: Any) -> FusedResNet:
         apply: Callable[..., object] = super()._apply

@@ -67,8 +67,7 @@ class PlannedModule(nn.Module):
     _format_name: str
     _cache: CallCache
     _positions: tuple[str, ...]
-    _num_compiled = 0
-    _knows_of_sizes = False
+    _num_compiled, _knows_of_sizes = 0, False
 
     def __call__(self, *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> Any:
         """Call the network.
@@ -272,6 +271,13 @@ class PlannedModule(nn.Module):
         """Return the positions of the results that are wanted in torch's order of axes."""
         return in_torch_order(inputs, shapes, self._source.results[arguments].channels_last, self.memory_format)
 
+    def _taken(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return inputs as plans take them; raises InputError if they do not fit."""
+        taken = [autocast(self, x) for x in inputs]
+        for x in taken:
+            check_input(self, x)
+        return [x.contiguous() if is_contiguous(x) is None else x for x in taken]
+
     def _bound(self, *args: Any, **kwargs: Any) -> tuple[list[torch.Tensor], ExecutionContext, int]:
         """Return the inputs as the context takes them, the context on the current stream, and that stream's handle."""
         arguments, inputs = take_apart(self._positions, args, kwargs)
@@ -344,10 +350,7 @@ class PlannedModule(nn.Module):
         self, inputs: Sequence[torch.Tensor], arguments: str, stream: int
     ) -> tuple[list[torch.Tensor], ExecutionContext, CallCache]:
         """Return the inputs as a context takes them, the context, and its cache; binds a plan where there is none."""
-        taken = [autocast(self, x) for x in inputs]
-        for x in taken:
-            check_input(self, x)
-        taken = [x.contiguous() if is_contiguous(x) is None else x for x in taken]
+        taken = self._taken(inputs)
         with self._lock:
             cache = self._cache
             plan = cache.plan(taken, arguments)
@@ -359,10 +362,7 @@ class PlannedModule(nn.Module):
             return taken, cache.add(taken, arguments, stream, plan, self._max_plans), cache
 
     def _context_of_capture(self, plan: NetworkPlan | None) -> ExecutionContext:
-        """Return a context for a call that is being captured.
-
-        Its memory comes from the pool of the capture, so that replays share nothing with other runs.
-        """
+        """Return a context for a call that is being captured; its memory is of the capture's pool, and not shared."""
         if plan is None:
             raise InputError(
                 "nothing is bound for this input yet, and nothing can be bound while a CUDA graph is being captured: "

@@ -26,3 +26,7 @@ class SharedConstants:
         if found is None:
             found = self._known[key] = make()
         return found
+
+    def alive(self) -> list[torch.Tensor]:
+        """Return the constants that some plan holds."""
+        return list(self._known.values())

@@ -109,19 +109,24 @@ class CallCache:
             self.plans[text, tensors] = found
         return found
 
-    def add(
-        self, inputs: Sequence[torch.Tensor], arguments: str, stream: int, plan: NetworkPlan, limit: int
-    ) -> ExecutionContext:
-        """Return a new context of a plan; of more than `limit` contexts or plans the least recent are dropped."""
-        text, _, tensors = key = _key(inputs, arguments, stream)
-        while len(self.contexts) >= max(limit, 1):
-            self._close(min(self.contexts, key=lambda key: self.contexts[key].used))
+    def keep(self, inputs: Sequence[torch.Tensor], arguments: str, plan: NetworkPlan, limit: int) -> None:
+        """Keep a plan for calls on any stream; of more than `limit` plans the least recent are dropped."""
+        text, _, tensors = _key(inputs, arguments, 0)
         self.plans[text, tensors] = plan
         while len(self.plans) > max(limit, 1):
             oldest = next(iter(self.plans))
             del self.plans[oldest]
             self._close(*[one for one in self.contexts if (one[0], one[2]) == oldest])
-        context = self.contexts[key] = ExecutionContext(plan, plan.graph, self._memory_for(plan, stream))
+
+    def add(
+        self, inputs: Sequence[torch.Tensor], arguments: str, stream: int, plan: NetworkPlan, limit: int
+    ) -> ExecutionContext:
+        """Return a new context of a plan; of more than `limit` contexts or plans the least recent are dropped."""
+        while len(self.contexts) >= max(limit, 1):
+            self._close(min(self.contexts, key=lambda key: self.contexts[key].used))
+        self.keep(inputs, arguments, plan, limit)
+        context = ExecutionContext(plan, plan.graph, self._memory_for(plan, stream))
+        self.contexts[_key(inputs, arguments, stream)] = context
         return context
 
     def _memory_for(self, plan: NetworkPlan, stream: int) -> StreamMemory:

@@ -16,12 +16,6 @@ def net(tuned_db):
     return fused(tuned_db)
 
 
-def test_activations_share_memory(net):
-    shown = net.explain(images(TUNED_BATCH))
-    assert 0 < shown.arena_bytes < shown.buffer_bytes / 2
-    assert shown.arena_bytes <= shown.context_bytes
-
-
 def test_explain_is_a_table(net):
     shown = net.explain(images(TUNED_BATCH))
     text = str(shown).splitlines()
