@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pybind11.setup_helpers import Pybind11Extension, build_ext
+from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
@@ -16,6 +16,7 @@ packages = [
 ]
 sources = sorted(str(path) for path in Path(ENGINE).glob("*.cpp"))
 engine = Pybind11Extension("autotune.runtime.engine._engine", sources, include_dirs=["templates"], cxx_std=17)
+ParallelCompile().install()  # on all cores
 engine.depends = [str(path) for path in [*Path(ENGINE).glob("*.h"), Path("templates/abi.h")]]
 
 

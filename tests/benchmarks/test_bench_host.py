@@ -18,7 +18,7 @@ def test_host_cost_is_measured(tuned_db):
     assert min(parts) > 0 and sum(parts) == pytest.approx(total, abs=1)
 
 
-@pytest.mark.daily(3, "whole runs")
+@pytest.mark.daily(2, "whole runs")
 @pytest.mark.process
 def test_the_start_of_a_captured_model_is_measured_by_both_doors(empty_db, monkeypatch):
     monkeypatch.setenv("AUTOTUNE_INDUCTOR", "0")

@@ -94,7 +94,7 @@ def test_processes_see_the_gpu_of_their_place_only(monkeypatch):
         bench_networks.places([0], "cpu")
 
 
-@pytest.mark.daily(3, "whole runs")
+@pytest.mark.daily(2, "whole runs")
 @pytest.mark.process
 def test_a_network_is_tuned_and_timed_with_what_was_compiled_ahead(tmp_path, monkeypatch, capsys):
     (tmp_path / "net.py").write_text("import torch\ndef net():\n    return torch.nn.Conv2d(3, 8, 3)\n")

@@ -13,7 +13,7 @@ def second(): return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn
 """
 
 
-@pytest.mark.daily(3, "whole runs")
+@pytest.mark.daily(2, "whole runs")
 @pytest.mark.compile
 def test_both_plans_of_the_second_network_are_timed(tmp_path):
     (tmp_path / "model.py").write_text(MODEL)

@@ -7,7 +7,7 @@ from processes import process
 from repository import ROOT
 
 
-@pytest.mark.daily(3, "whole runs")
+@pytest.mark.daily(2, "whole runs")
 def test_a_checkout_is_as_fast_as_itself(tuned_db, tmp_path):
     record = tmp_path / "record.json"
     case = f"se_resnet9_fixup,1,{tuned_db}"

@@ -22,7 +22,7 @@ from tuning_db.store import is_alive, own_id
 NOBODY = 65534
 
 
-@pytest.mark.daily(3, "whole runs")
+@pytest.mark.daily(2, "whole runs")
 @pytest.mark.process
 def test_a_tuner_killed_at_random_moments_loses_nothing_and_goes_on(tmp_path, folders):
     path = tmp_path / "tuning.db"

@@ -56,7 +56,7 @@ def here(tmp_path_factory):
     return tried(path)
 
 
-@pytest.mark.daily(3, "whole runs")
+@pytest.mark.daily(2, "whole runs")
 def test_a_cluster_tries_what_a_run_on_this_machine_tries(here, tmp_path):
     with DaskProcesses(tmp_path) as dask:
         dask.start_worker("compile=2")
@@ -70,7 +70,7 @@ def test_a_cluster_tries_what_a_run_on_this_machine_tries(here, tmp_path):
     assert '"compiler' in (tmp_path / "trace.json").read_text()
 
 
-@pytest.mark.daily(3, "whole runs")
+@pytest.mark.daily(2, "whole runs")
 def test_two_devices_share_the_problems(here, tmp_path):
     with DaskProcesses(tmp_path) as dask:
         for _ in range(2):

@@ -114,7 +114,7 @@ def test_a_machine_with_other_sources_says_nothing_about_the_kernels(generated, 
         assert answer.binary is None and answer.killed and words in answer.error
 
 
-@pytest.mark.daily(4, "faults of a cluster")
+@pytest.mark.daily(2, "faults of a cluster")
 def test_the_errors_of_a_compiler_come_back(dask, generated, cpu_kernel, tmp_path):
     compiler = tmp_path / "g++"
     version = 'case "$*" in *-dumpfullversion*) exec g++ "$@" ;; esac'
@@ -128,7 +128,7 @@ def test_the_errors_of_a_compiler_come_back(dask, generated, cpu_kernel, tmp_pat
         assert result.path is None and "no luck" in result.error and not result.killed
 
 
-@pytest.mark.daily(4, "faults of a cluster")
+@pytest.mark.daily(2, "faults of a cluster")
 def test_units_of_a_killed_worker_are_compiled_by_another(dask, generated, cpu_kernel):
     first = dask.start_worker("compile=1")
     with connected(dask.address) as cluster:
@@ -142,7 +142,7 @@ def test_units_of_a_killed_worker_are_compiled_by_another(dask, generated, cpu_k
     assert fault_counts() == {Fault.COMPILE_WORKER_LOST: 1}
 
 
-@pytest.mark.daily(4, "faults of a cluster")
+@pytest.mark.daily(2, "faults of a cluster")
 def test_units_of_a_worker_that_hangs_are_given_to_another(dask, generated, cpu_kernel):
     hanging = dask.start_worker("compile=2")
     cluster = DaskCluster(dask.address, late_seconds=2.0)
@@ -159,7 +159,7 @@ def test_units_of_a_worker_that_hangs_are_given_to_another(dask, generated, cpu_
         cluster.close()
 
 
-@pytest.mark.daily(4, "faults of a cluster")
+@pytest.mark.daily(2, "faults of a cluster")
 def test_a_scheduler_that_is_started_again_gets_the_units_once_more(dask, generated, cpu_kernel):
     dask.start_worker("compile=1")
     with connected(dask.address) as cluster:
@@ -173,7 +173,7 @@ def test_a_scheduler_that_is_started_again_gets_the_units_once_more(dask, genera
     assert Fault.SCHEDULER_LOST in fault_counts()
 
 
-@pytest.mark.daily(4, "faults of a cluster")
+@pytest.mark.daily(2, "faults of a cluster")
 def test_a_connection_that_is_cut_is_made_again(dask, generated, cpu_kernel):
     dask.start_worker("compile=1")
     with connected(dask.address) as direct:
@@ -205,7 +205,7 @@ def test_a_trial_is_measured_on_a_worker(dask):
         assert worker.poll() is None
 
 
-@pytest.mark.daily(4, "faults of a cluster")
+@pytest.mark.daily(2, "faults of a cluster")
 def test_trials_of_a_killed_worker_are_measured_by_another(dask):
     first = dask.start_worker("measure=1")
     with connected(dask.address) as cluster:
@@ -221,7 +221,7 @@ def test_trials_of_a_killed_worker_are_measured_by_another(dask):
     assert fault_counts()[Fault.MEASURE_WORKER_LOST] == 1
 
 
-@pytest.mark.daily(4, "faults of a cluster")
+@pytest.mark.daily(2, "faults of a cluster")
 def test_a_worker_that_hangs_is_not_blamed_on_the_candidate(dask, monkeypatch):
     monkeypatch.setattr(remote_child, "SILENCE_SECONDS", 5.0)
     hanging = dask.start_worker("measure=1")
@@ -237,7 +237,7 @@ def test_a_worker_that_hangs_is_not_blamed_on_the_candidate(dask, monkeypatch):
     assert fault_counts()[Fault.MEASURE_WORKER_SILENT] == 1
 
 
-@pytest.mark.daily(4, "faults of a cluster")
+@pytest.mark.daily(2, "faults of a cluster")
 def test_a_candidate_that_hangs_is_timed_out_and_the_worker_stays(dask):
     worker = dask.start_worker("measure=1")
     with connected(dask.address) as cluster:
@@ -254,7 +254,7 @@ def test_a_candidate_that_hangs_is_timed_out_and_the_worker_stays(dask):
         assert worker.poll() is None
 
 
-@pytest.mark.daily(4, "faults of a cluster")
+@pytest.mark.daily(2, "faults of a cluster")
 def test_the_measuring_process_ends_with_a_run_that_is_killed(dask):
     dask.start_worker("measure=1")
     code = (
@@ -272,7 +272,7 @@ def test_the_measuring_process_ends_with_a_run_that_is_killed(dask):
     wait_until(lambda: not psutil.pid_exists(pid))
 
 
-@pytest.mark.daily(4, "faults of a cluster")
+@pytest.mark.daily(2, "faults of a cluster")
 def test_without_a_worker_that_measures_a_run_ends_with_one_sentence(dask, monkeypatch):
     with connected(dask.address) as cluster:
         assert cluster.devices() == [] and cluster.compilers == 0
@@ -285,7 +285,7 @@ def test_without_a_worker_that_measures_a_run_ends_with_one_sentence(dask, monke
 # -- the cluster as a whole --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.daily(4, "faults of a cluster")
+@pytest.mark.daily(2, "faults of a cluster")
 def test_other_sources_of_a_worker_are_told_in_one_sentence(dask, cpu_target, tmp_path):
     (tmp_path / "families").mkdir()
     (tmp_path / "families" / "mine.py").write_text("# another family\n")
@@ -296,7 +296,7 @@ def test_other_sources_of_a_worker_are_told_in_one_sentence(dask, cpu_target, tm
             cluster.require_versions(cpu_target)
 
 
-@pytest.mark.daily(4, "faults of a cluster")
+@pytest.mark.daily(2, "faults of a cluster")
 def test_a_worker_without_this_project_is_told_in_one_sentence(dask, tmp_path):
     (tmp_path / "autotune").mkdir()
     (tmp_path / "autotune" / "__init__.py").write_text("raise ImportError('nothing is here')\n")
@@ -343,7 +343,7 @@ def certificate(tmp_path):
     return [str(path) for path in paths]
 
 
-@pytest.mark.daily(4, "faults of a cluster")
+@pytest.mark.daily(2, "faults of a cluster")
 def test_a_cluster_with_tls_admits_who_has_a_certificate(tmp_path, certificate, generated, cpu_kernel):
     dask = pytest.importorskip("dask")
     cert, key = certificate

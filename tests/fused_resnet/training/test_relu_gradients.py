@@ -77,7 +77,7 @@ def test_the_problems_of_a_step_have_sums_where_something_adds_pixels_up(network
     assert means(found.with_sums.values()) == MEANS[network]
 
 
-@pytest.mark.daily(3)
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("inductor", ["0", "1"])
 def test_sums_of_kernels_give_the_gradients_of_gates_scales_and_scalars(network, tuned, solved, monkeypatch, inductor):
     monkeypatch.setenv("AUTOTUNE_INDUCTOR", inductor)

@@ -34,14 +34,14 @@ def record_again(run, given):
     return repeat, results
 
 
-@pytest.mark.daily(15)
+@pytest.mark.daily(10)
 @pytest.mark.parametrize("situation", replayed_steps.SITUATIONS, ids=lambda one: one.__name__)
 @pytest.mark.parametrize("kind", replayed_steps.NETWORKS)
 def test_a_replay_changes_nothing_that_is_held(kind, situation):
     situation(replayed_steps.Steps(torch.device("cpu"), record_again, kind))
 
 
-@pytest.mark.daily(15)
+@pytest.mark.daily(10)
 @pytest.mark.parametrize(
     "situation",
     [one for one in replayed_steps.SITUATIONS if one not in replayed_steps.OF_AUTOGRADS_FUNCTIONS],

@@ -115,7 +115,7 @@ def test_an_optimizer_trains_as_with_torch(step_db, solved):
     assert found == pytest.approx(expected, rel=1e-3) and len(solved) == 5 * NUM_PASSES
 
 
-@pytest.mark.daily(3, "whole runs")
+@pytest.mark.daily(2, "whole runs")
 @pytest.mark.process
 def test_processes_share_the_mean_of_their_gradients(step_db, tmp_path):
     torch.multiprocessing.spawn(train, (step_db, str(tmp_path)), nprocs=2)
