@@ -1,9 +1,10 @@
 """From records and a database to launches. Needs no compiler and no Jinja."""
 
-from autotune.runtime.activations import ActivationPlace, activation_places, make_buffers
+from autotune.runtime.activations import ActivationPlace, activation_places, activations, make_buffers, place
 from autotune.runtime.binding import Binary, BoundStep, Candidate, TensorSlot, bind, candidate
 from autotune.runtime.captured_layers import CapturedLayers
 from autotune.runtime.executor import ACCESS, ExecutionContext, StreamMemory, close, count
+from autotune.runtime.memory_planner import aligned
 from autotune.runtime.network_plan import (
     BoundLayer,
     NetworkPlan,

@@ -27,6 +27,7 @@ COMMANDS = {
         "db": "show, merge, sync, pack, export, compare and sign databases",
         "report": "write a database as one HTML page",
         "verify": "run a database's plans here: right, and as fast as recorded?",
+        "memory": "show the memory of a database's plans without their GPU",
     },
     "Measure": {
         "bench": "time FusedResNet against eager torch and torch.compile",

@@ -1,13 +1,20 @@
 """The memory report: what it says is what a call then allocates."""
 
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
-from processes import TUNED_BATCH
+from databases import alter
+from planned_database import with_plan
+from processes import TUNED_BATCH, assert_error, script
 from seed_network import fused, images, plain
 
+from autotune.core import format_bytes
+from autotune.ir import network_text
 from fused_resnet import FusedResNet
+from fused_resnet.memory import planned_memory
+from tuning_db import open_reader
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
 
@@ -62,6 +69,29 @@ def test_the_report_does_not_grow_with_calls(tuned_db):
         gc.collect()
         reports.add(str(network.memory(images(2))))
     assert len(reports) <= 2  # the second size may have kernels with other layouts
+
+
+def test_a_database_tells_the_memory_of_a_plan_without_its_device(tuned_db, tmp_path):
+    path = with_plan(tuned_db, tmp_path / "planned.db")
+    here = fused(path).memory(images(TUNED_BATCH))
+    with open_reader(path) as store:
+        [device] = store.devices()
+        [key] = store.planned(device)
+        network = network_text.find(store.networks(), key)
+        read = planned_memory(store, device, network, store.plan(device, key))
+    assert replace(read, parameters=here.parameters) == here
+    done = script("memory", path, COLUMNS="150")
+    assert done.returncode == 0, done.stderr
+    [line] = [line for line in done.stdout.splitlines() if "input=3x64x64" in line]
+    assert format_bytes(read.activations) in line and line.rstrip().endswith(format_bytes(read.total))
+
+
+def test_plans_whose_memory_is_not_known_are_named(tuned_db, tmp_path):
+    path = with_plan(tuned_db, tmp_path / "planned.db")
+    alter(path, "DELETE FROM network")
+    done = script("memory", path)
+    assert done.returncode == 0 and "it was stored without its network: tune again" in " ".join(done.stdout.split())
+    assert_error(script("memory", path, "--batch", "77"), "no such plan", "autotune db info")
 
 
 def test_the_report_says_all_numbers(tuned_db):

@@ -6,11 +6,11 @@ import warnings
 import pytest
 import torch
 from comparison import relative_error
+from planned_database import with_plan
 from processes import TUNED_BATCH
 from seed_network import LIMIT, fused, images, plain
 
 from autotune.core import device_name
-from autotune.ir import network_text
 from autotune.libraries import aten, inductor
 from tuning_db import Store
 
@@ -19,20 +19,7 @@ SIZES = [(1, 96, 64), (TUNED_BATCH, 64, 80), (2, 160, 160), (1, 32, 48), (5, 112
 
 @pytest.fixture(scope="module")
 def planned_db(tuned_db, tmp_path_factory):
-    """Return a database with a plan of the network at its tuned size: the fastest kernel of each layer."""
-    path = tmp_path_factory.mktemp("planned") / "planned.db"
-    shutil.copy(tuned_db, path)
-    network = fused(path)._network(images(TUNED_BATCH))
-    with Store.create(path) as store:
-        device = store.device(device_name(torch.device("cpu")))
-        fastest = [(layer.name, store.ranking(device, str(layer.problem))[0]) for layer in network.layers]
-        choices = [
-            {"layer": name, "kernel": row.kernel_id, "launch": row.launch, "us": row.median_us, "overlap": True}
-            for name, row in fastest
-        ]
-        store.put_network(network.key, network_text.write(network))
-        store.put_plan(device_id=device.id, network=network.key, median_us=1.0, spread_us=0.0, choices=choices)
-    return path
+    return with_plan(tuned_db, tmp_path_factory.mktemp("planned") / "planned.db")
 
 
 @pytest.fixture

@@ -54,6 +54,7 @@ WORDS = [
 ENDS = {
     "tune": ["--db", "text.db"],
     "report": ["-o", "page.html"],
+    "memory": ["--batch", "1"],
     "verify": ["--model", "no.py:f"],
     "bench": ["--only", "fused", "--db", "absent", "--show", ""],
     "bench-layers": ["--db", "text.db"],
