@@ -123,7 +123,7 @@ def unlift(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Unlif
     states, inputs, tensors = dict[str, int](), dict[str, int](), dict[str, Any]()
     for position, (node, example) in enumerate(zip(placeholders, example_inputs, strict=True)):
         source, place = sources[node], copied[node]
-        if not isinstance(example, torch.Tensor):
+        if not isinstance(example, torch.Tensor) or _replace_float(graph, node, example, copied):
             continue
         if _STATE.search(source):
             name = ".".join(map(_attribute, _tokens(source)[len(_tokens(root)) :]))
@@ -140,6 +140,34 @@ def unlift(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Unlif
             _replace_number(graph, copied[node], sources[node], given)
     model = _module(_attributes(graph_module, graph) | tensors, graph, type(user).__name__ if user else UNNAMED)
     return Unlifted(model, states, tuple(inputs.values()), is_tuple, frozenset(roots))
+
+
+def _replace_float(graph: fx.Graph, node: fx.Node, example: torch.Tensor, copied: Mapping[fx.Node, fx.Node]) -> bool:
+    """Replace a placeholder by the number that it is; return whether it is one.
+
+    With dynamic=True Dynamo passes the numbers among a module's attributes as tensors, of which the graph takes the
+    items. Reading the value lets Dynamo compile anew when it changes.
+
+    Args:
+        graph: The graph.
+        node: The placeholder in Dynamo's graph.
+        example: Dynamo's example of it.
+        copied: The nodes of `graph` by those of Dynamo's graph.
+    """
+    items = list(node.users)
+    if example.dtype is not torch.float64 or example.dim() or not all(item.target == "item" for item in items):
+        return False
+    try:
+        values = {copied[item]: float(item.meta["example_value"]) for item in items}
+    except Exception:  # the item of a tensor of the user's, whose value is not known
+        return False
+    for item in values:
+        for reader in list(item.users):
+            reader.args = fx.map_arg(reader.args, lambda one: values.get(one, one))
+            reader.kwargs = fx.map_arg(reader.kwargs, lambda one: values.get(one, one))
+        graph.erase_node(item)
+    graph.erase_node(copied[node])
+    return True
 
 
 def _replace_number(graph: fx.Graph, place: fx.Node, source: str, tensors: Mapping[str, fx.Node]) -> None:

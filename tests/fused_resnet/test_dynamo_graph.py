@@ -30,7 +30,7 @@ class Model(nn.Module):
         return self.last(self.inner(x)).view(x.shape[0], 2, 2)
 
 
-def graphs(function, *calls):
+def graphs(function, *calls, **options):
     """Return what Dynamo gives a backend for each call that it compiles."""
     found = []
 
@@ -39,10 +39,13 @@ def graphs(function, *calls):
         return graph.forward
 
     torch._dynamo.reset()
-    run = torch.compile(function, backend=backend)
+    run = torch.compile(function, backend=backend, **options)
     with torch.no_grad():
         for inputs in calls:
-            run(*inputs)
+            if callable(inputs):  # a change of the model
+                inputs()
+            else:
+                run(*inputs)
     return found
 
 
@@ -90,6 +93,36 @@ def test_dynamic_sizes_are_those_of_the_input():
     for n in (2, 7):
         x = torch.rand(n, 4)
         assert torch.equal(unlifted.module(x), model(x))
+
+
+def test_numbers_among_the_attributes_are_constants_of_a_dynamic_graph():
+    """dynamic=True makes tensors of them; a new value is compiled anew."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.LeakyReLU(0.25), nn.Hardtanh(0, 1.5)).eval()
+    x, other = torch.randn(2, 3, 9, 7), torch.randn(2, 3, 8, 8)
+    found = graphs(model, [x], lambda: setattr(model[2], "negative_slope", 0.5), [x], dynamic=True)
+    assert len(found) == 2
+    for unlifted, _ in found:
+        assert set(unlifted.states) == {*dict(model.named_parameters()), *dict(model.named_buffers())} - {
+            "1.num_batches_tracked"
+        }
+        assert len(unlifted.inputs) == 1
+    for (unlifted, _), value in zip(found, (0.25, 0.5), strict=True):
+        model[2].negative_slope = value
+        for given in (x, other):
+            assert torch.equal(unlifted.module(given), model(given))
+
+
+def test_the_item_of_a_tensor_is_no_constant():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("factor", torch.tensor(2.0, dtype=torch.float64))
+
+        def forward(self, x):
+            return x * self.factor
+
+    ((unlifted, _),) = graphs(Scaled().eval(), [torch.rand(3, 4)], dynamic=True)
+    assert set(unlifted.states) == {"factor"}
 
 
 def test_other_weights_give_another_module():

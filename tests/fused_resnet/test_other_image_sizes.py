@@ -9,6 +9,7 @@ from comparison import relative_error
 from planned_database import with_plan
 from processes import TUNED_BATCH
 from seed_network import LIMIT, fused, images, plain
+from torch._dynamo.utils import counters
 
 from autotune.core import device_name
 from autotune.libraries import aten, inductor
@@ -81,3 +82,18 @@ def test_where_torch_was_faster_as_a_whole_it_runs_other_sizes_too(planned_db, t
         )
     shown = fused(path).explain(torch.randn(TUNED_BATCH, 3, 96, 96))
     assert {row.kernel.split()[0] for row in shown} == {aten.FAMILY}
+
+
+@pytest.mark.filterwarnings("ignore:.*is not tuned")
+def test_a_dynamic_graph_of_dynamo_runs_other_sizes_so_too(planned_db, no_compiler):
+    """Dynamo treats a size of 1 as a constant, and all others as variables."""
+    model = plain()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("error", "backend='autotune' ")  # no graph is left to Inductor
+        torch._dynamo.reset()
+        counters.clear()
+        fast = torch.compile(model, backend="autotune", dynamic=True, options={"tuning_db": str(planned_db)})
+        for n, h, w in SIZES:
+            x = torch.randn(n, 3, h, w)
+            assert relative_error(fast(x), model(x)) < LIMIT
+    assert counters["stats"]["unique_graphs"] <= 3
