@@ -71,6 +71,7 @@ PROGRAMS = {
     "compare_checkouts": ["--case", "no case"],
     "random_graphs": ["--db", "text.db", "--graphs", "1"],
     "other_sizes": ["--db", "text.db"],
+    "any_size": ["--db", "text.db", "--tuned", "8x8"],
     "random_plans": ["--db", "text.db"],
     "replan": ["--db", "text.db"],
     "kill_campaign": ["--target", "nothing"],
