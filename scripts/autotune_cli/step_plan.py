@@ -14,7 +14,7 @@ from rich.console import Console
 from autotune.core import Deadline, device_name
 from autotune.ir import DTYPES
 from autotune_cli.record import one_line
-from autotune_cli.tune_request import StepRequest
+from autotune_cli.step_request import StepRequest
 from fused_resnet.precisions import TF32
 from fused_resnet.training import step_problems
 from fused_resnet.training.kernels.step_plans import step_key

@@ -11,7 +11,7 @@ from autotune.core import NEVER, device_name
 from autotune.libraries import inductor
 from autotune_cli.models import Model
 from autotune_cli.step_plan import settle
-from autotune_cli.tune_request import StepRequest
+from autotune_cli.step_request import StepRequest
 from fused_resnet.training import Winners, step_problems
 from fused_resnet.training.kernels.step_plans import EAGER, step_digest
 from fused_resnet.training.step_comparison import compared_text

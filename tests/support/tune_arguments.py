@@ -4,7 +4,7 @@ import argparse
 
 from autotune.core import architecture
 from autotune_cli.arguments import tune
-from autotune_cli.tune_request import tune_requests
+from autotune_cli.commands.tune import tune_requests
 
 
 def requested(*arguments, arch="cpu"):

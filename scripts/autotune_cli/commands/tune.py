@@ -3,38 +3,59 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from autotune.core import Deadline, UnknownNameError, timeline
+from autotune.codegen import BuildBatch
+from autotune.core import (
+    Architecture,
+    AutotuneError,
+    Deadline,
+    DeviceKind,
+    ProblemError,
+    UnknownNameError,
+    timeline,
+)
 from autotune.families import families, family, use
-from autotune.measure import Timing, Worker
+from autotune.ir import all_forms, dtype_name, parse
+from autotune.measure import StartChild, Timing, Worker
 from autotune.search import sampler_choice
 from autotune.tuner import (
     DEFAULT_OBJECTIVES,
     PREPARATION,
     DeviceGroup,
     Machines,
+    MeasuringDevice,
     TracedProgress,
     TuneRequest,
     TunerOptions,
     TuningTarget,
+    device_groups,
+    local_devices,
+    network_request,
     start_in_background,
+    step_request,
 )
-from autotune_cli import tune_summary
-from autotune_cli.command_line import torch_device
+from autotune_cli import models, tune_summary
+from autotune_cli.command_line import DEFAULT_MODEL, default_batch, require_gpus, torch_device
 from autotune_cli.main import BY_SIGNAL, exit_code
+from autotune_cli.problem_file import read_problems
+from autotune_cli.step_request import StepRequest
 from autotune_cli.tune_progress import LiveProgress
-from autotune_cli.tune_request import StepRequest, machines, num_requests, tune_requests
+from fused_resnet.model_source import PRODUCTS
+from fused_resnet.precisions import TF32
 from fused_resnet.runs import STEP_SHARE, RunOutcome, run_options, start_run, work_deadline
 from tuning_db import DatabaseError, Store
 from tuning_db.location import Location, file_of, is_address
 from tuning_db.postgres_backend import name_of
+
+TENSORS = ("f16", "bf16", "f32")
+"""Dtypes that the tensors of a network can have."""
 
 
 def main(args: argparse.Namespace) -> int:
@@ -46,10 +67,10 @@ def main(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         stack.enter_context(timeline.recording(args.trace))
         timeline.switch(timeline.Lane.PHASES, PREPARATION, since=args.started)
-        found = stack.enter_context(machines(args))
+        found = stack.enter_context(_machines(args))
         budget = args.budget
         if budget is None:
-            budget = num_requests(args) * sum(group.target.budget for group in found.groups)
+            budget = _num_requests(args) * sum(group.target.budget for group in found.groups)
         work = work_deadline(budget, args.started)
         left = [work.share(1 / (len(found.groups) - place)) for place in range(len(found.groups) - 1)] + [work]
         code = 0
@@ -196,3 +217,111 @@ def tune(
     tune_summary.show_faults(console)
     tune_summary.show_cost(console, tuner, progress, verbose)
     return code
+
+
+# -- what to tune, and on which machines -------------------------------------------------------------------------------
+
+
+def _num_requests(args: argparse.Namespace) -> int:
+    """Return the number of batch sizes that are tuned, 1 for single problems."""
+    return 1 if args.problem or args.problems else len(_batches(args, 1))
+
+
+def tune_requests(
+    args: argparse.Namespace, arch: Architecture, before_capture: Callable[[], object]
+) -> list[TuneRequest]:
+    """Return what the arguments request: a network once for each batch size, or single problems.
+
+    Args:
+        args: The arguments.
+        arch: The architecture of the kernels.
+        before_capture: Called before a network is captured, which takes seconds, when its arguments are known to be
+            valid.
+
+    Raises:
+        AutotuneError: Options exclude each other, or the architecture has no kernels for a dtype.
+    """
+    of_network = ("model", "in_channels", "input", "batch", "dtype", "precision", "train")
+    if args.problem or args.problems:
+        if given := [f"--{name.replace('_', '-')}" for name in of_network if getattr(args, name) not in (None, False)]:
+            raise ProblemError(
+                f"{' and '.join(given)}: these options are for a network; a problem's text has all of its fields"
+            )
+        problems = [parse(text) for text in args.problem or []]
+        problems += read_problems(args.problems) if args.problems else []
+        for problem in problems:
+            if problem.dtype not in arch.dtypes:
+                raise UnknownNameError(f"'{problem}': {_no_dtype(arch, problem.dtype, *arch.dtypes)}")
+        unique = dict.fromkeys(form for problem in problems for form in all_forms(problem))
+        named = [(str(number), problem) for number, problem in enumerate(unique, 1)]
+        return [TuneRequest("problems", f"{len(named)} problem{'s' * (len(named) > 1)}", named)]
+    dtype = dtype_name(args.dtype or ("f32" if args.precision == TF32 else arch.dtypes[0]))
+    if dtype not in arch.dtypes:
+        raise UnknownNameError(_no_dtype(arch, dtype, *(name for name in arch.dtypes if name in TENSORS)))
+    if args.precision and PRODUCTS[args.precision] not in arch.dtypes:
+        others = [name for name, products in PRODUCTS.items() if products in arch.dtypes]
+        raise UnknownNameError(_no_dtype(arch, PRODUCTS[args.precision], "no --precision", *others))
+    model = models.load(args.model or DEFAULT_MODEL, args.input, args.in_channels)
+    before_capture()
+    requests: list[TuneRequest] = []
+    batches = _batches(args, default_batch(arch.is_cuda))
+    for batch in batches:
+        suffix = f", {args.precision}" if args.precision else ""
+        if args.train:
+            ending = f", batch {batch}" if len(batches) > 1 else ""
+            step = model.step_problems(batch, dtype, args.precision)
+            title = f"{model.name}, training step at batch {batch}, {dtype}{suffix}"
+            named = [(name + ending, problem) for name, problem in step.items()]
+            made = vars(step_request(model.name, title, named, arch))
+            requests.append(StepRequest(**made, model=model, batch=batch, dtype=dtype, precision=args.precision))
+            continue
+        network = model.network(batch, dtype, args.precision)
+        title = f"{model.name}, batch {batch}, {dtype}{suffix}"
+        requests.append(network_request(model.name, title, network, arch))
+    return requests
+
+
+def _batches(args: argparse.Namespace, default: int) -> list[int]:
+    return list(dict.fromkeys(args.batch or [default]))
+
+
+def _no_dtype(arch: Architecture, dtype: str, *others: str) -> str:
+    return f"{arch.name} has no kernels in {dtype}: choose {' or '.join(others)}"
+
+
+@contextmanager
+def _machines(args: argparse.Namespace) -> Iterator[Machines]:
+    """Find the compilers and devices that the arguments name; the exit leaves the cluster.
+
+    Args:
+        args: The arguments, with those of `add_machines`, --arch and --jobs.
+
+    Raises:
+        AutotuneError: A device does not exist, or the cluster cannot be used.
+    """
+    if not args.cluster:
+        yield Machines.of_this(args.arch, _here(args.devices), args.jobs)
+        return
+    from autotune.cluster import connected
+
+    with connected(args.cluster) as cluster:
+        kinds = cluster.devices()
+        if kinds and args.devices:
+            raise AutotuneError("--devices and --cluster exclude each other: workers of the cluster measure")
+        devices = [_remote(kind, cluster.child(place)) for place, kind in enumerate(kinds)]
+        groups = device_groups(args.arch, devices or local_devices(_here(args.devices)))
+        for group in groups:
+            cluster.require_versions(group.target.target)
+        start_batch = cluster.start_batch if cluster.compilers else BuildBatch
+        yield Machines(groups, cluster.compilers or args.jobs, start_batch, are_here=not kinds)
+
+
+def _remote(kind: DeviceKind, child: StartChild) -> MeasuringDevice:
+    return MeasuringDevice(kind, "cuda:0" if kind.capability else "cpu", child)  # each worker sees one GPU
+
+
+def _here(numbers: Sequence[int] | None) -> list[str]:
+    """Return the GPUs with these numbers; the first GPU, or the CPU, where none are given."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    require_gpus(numbers or (), count)
+    return [f"cuda:{number}" for number in numbers or range(min(1, count))] or ["cpu"]
