@@ -160,11 +160,10 @@ def _problems(store: Database, key: NetworkKey, network: Network) -> dict[str, P
     if key.properties == network.identity.properties:
         other = network.with_batch(key.batch)
         return {layer.name: layer.problem for layer in other.all_layers} if other.identity == key else None
-    texts = store.networks(f"{key.model} ")
-    planned = next((network_text.problems(text) for stored, text in texts if stored == str(key)), None)
+    planned = next((network_text.problems(text) for _, text in store.networks(str(key))), None)
     if planned is None:
         try:
-            found = network_text.find(texts, str(key))
+            found = network_text.find(store.networks(f"{key.model} "), str(key))
         except AutotuneError:  # a layer on torch's operators, or an operator that is not known here
             return None
         planned = {layer.name: str(layer.problem) for layer in found.all_layers} if found else {}

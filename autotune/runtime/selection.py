@@ -153,9 +153,10 @@ def select(
         without = without and needs_compiler(store, store.plan(row, network.key))
         chosen = _planned_choices(store, found, f"{suffix} without Inductor" if without else suffix)
         names = found.plan.details.get("alternatives", [])
-        if found.is_resized:  # an alternative may not exist at this size
+        if found.is_resized:  # an alternative may not exist at this size, or may not go with the others
             parts = {one.name: {layer.name for layer in one.layers} for one in network.alternatives}
             names = [name for name in names if name in parts and parts[name] <= found.problems.keys()]
+            names = names if network.can_take(names) else []
         layers = network.layers_with(names, chosen)
         for layer in layers if evidence.quarantined() else ():
             wrong = _quarantined(device, layer.problem, found.problems.get(layer.name) or layer.problem)
