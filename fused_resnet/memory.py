@@ -54,7 +54,7 @@ class MemoryReport:
         return kept + self.activations + self.workspaces + self.results
 
     def __str__(self) -> str:
-        saved = percent(1 - self.activations / self.unshared if self.unshared else 0.0)
+        saved = percent(max(0.0, 1 - self.activations / self.unshared) if self.unshared else 0.0)  # results count, too
         lines = [
             f"activations: {format_bytes(self.activations)} at the peak, {saved} less than one buffer each",
             f"workspaces: {format_bytes(self.workspaces)}, results: {format_bytes(self.results)}",
