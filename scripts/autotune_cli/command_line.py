@@ -121,6 +121,15 @@ def seconds(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def image_sizes(text: str) -> list[tuple[int, int]]:
+    """Read heights and widths such as "224x224,320x256"."""
+    try:
+        read = [(positive(h), positive(w)) for h, w in (size.split("x") for size in text.split(","))]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is no list of sizes such as 224x224,320x256") from None
+    return list(dict.fromkeys(read))
+
+
 def positive(text: str) -> int:
     """Read a whole number of at least 1."""
     if not text.isdigit() or int(text) < 1:

@@ -33,7 +33,7 @@ from autotune.core.device_turn import turn
 from autotune.ir import DTYPES
 from autotune_cli import models, timing
 from autotune_cli.baselines import TURN_SECONDS, Forward, flat
-from autotune_cli.command_line import add_device, add_model, output, positive, seconds, torch_device
+from autotune_cli.command_line import add_device, add_model, image_sizes, output, positive, seconds, torch_device
 from autotune_cli.commands.bench import relative_error
 from autotune_cli.main import run_program
 from autotune_cli.record import provenance, write
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser, None, in_channels=False)
     parser.add_argument("--db", type=Path, required=True, metavar="FILE", help="the database; it is made if absent")
     parser.add_argument(
-        "--tuned", type=_sides, required=True, metavar="HxW[,HxW]", help="sizes that the database is tuned for"
+        "--tuned", type=image_sizes, required=True, metavar="HxW[,HxW]", help="sizes that the database is tuned for"
     )
     parser.add_argument("--batch", type=positive, default=1, metavar="N", help="batch size (default 1)")
     models.add_dtype(parser)
@@ -67,13 +67,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=seconds, default=1.0, metavar="TIME", help="time to time each (default 1)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the sizes (default 0)")
     parser.add_argument("--out", type=output, metavar="FILE.json", help="the record (default none)")
-
-
-def _sides(text: str) -> list[tuple[int, int]]:
-    try:
-        return [(int(h), int(w)) for h, w in (size.split("x") for size in text.split(","))]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is no list of sizes such as 224x224,320x256") from None
 
 
 def main(args: argparse.Namespace) -> int:

@@ -92,6 +92,7 @@ def test_plans_whose_memory_is_not_known_are_named(tuned_db, tmp_path):
     done = script("memory", path)
     assert done.returncode == 0 and "it was stored without its network: tune again" in " ".join(done.stdout.split())
     assert_error(script("memory", path, "--batch", "77"), "no such plan", "autotune db info")
+    assert_error(script("memory", tuned_db), "no plan of a network", "autotune tune")
 
 
 def test_the_report_says_all_numbers(tuned_db):

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
         (["--train", "--problem", "conv2d n=1"], "--train: these options are for a network"),
         (["--train", "--model", "unet", "--precision", "tf32"], "cpu has no kernels in tf32"),
         (["--dtype", "f16"], "cpu has no kernels in f16: choose f32"),
+        (["--sizes", "8x8", "--problem", "conv2d n=1"], "--sizes: these options are for a network"),
     ],
     ids=[
         "tf32",
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
         "problem of a step",
         "step in tf32",
         "f16",
+        "sizes of a problem",
     ],
 )
 def test_the_tuner_says_what_it_cannot_tune(arguments, said):
@@ -53,6 +55,21 @@ def test_a_training_step_is_requested_once_for_each_batch_size():
     assert all(name.endswith(", batch 3") for name in names) and len(set(names)) == len(names)
     operators = {problem.operator for _, problem in second.named}
     assert operators == {"conv2d", "conv2d_dgrad", "conv2d_wgrad", "relu_gradient_sums", "global_avg_pool2d"}
+
+
+def test_a_network_is_requested_once_for_each_image_size_and_batch_size():
+    found = requested("--model", "unet", "--input", "3,64,64", "--sizes", "32x64,64x96", "--batch", "1,2")
+    assert [one.title for one in found] == [
+        f"unet, batch {n}, {size}, f32" for size in ("32x64", "64x96") for n in (1, 2)
+    ]
+    assert [one.network.inputs[0].shape for one in found] == [(n, 3, *s) for s in ((32, 64), (64, 96)) for n in (1, 2)]
+
+
+@pytest.mark.parametrize("text", ["32", "32x", "0x8", "axb", "8x8x8"])
+def test_image_sizes_are_pairs_of_numbers(text, capsys):
+    with pytest.raises(SystemExit):
+        requested("--model", "unet", "--sizes", text)
+    assert "--sizes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["tune", "bench", "profile"])

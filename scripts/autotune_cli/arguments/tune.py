@@ -28,6 +28,7 @@ from autotune_cli.command_line import (
     add_precision,
     database,
     gpu_numbers,
+    image_sizes,
     output,
     percent,
     positive,
@@ -79,6 +80,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(network, DEFAULT_MODEL)
     parser.set_defaults(model=None)  # so that --model beside --problem is seen
     add_batches(network, "one search tunes all")
+    network.add_argument(
+        "--sizes",
+        type=image_sizes,
+        metavar="HxW[,HxW]",
+        help="image sizes in place of the input's, all by one search",
+    )
     add_dtype(network)
     add_precision(network)
     network.add_argument(

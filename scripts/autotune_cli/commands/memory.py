@@ -21,13 +21,14 @@ _HEADINGS = ("plan", "activations", "workspaces", "packed weights", "kernels", "
 
 def main(args: argparse.Namespace) -> None:
     families()  # registers the operators of $AUTOTUNE_FAMILIES
-    console, found, notes = Console(), False, list[str]()
+    console, planned, found, notes = Console(), False, False, list[str]()
     with open_reader(args.db) as store:
         for device in store.devices():
             table = Table(*_HEADINGS, title=device.name, box=None, pad_edge=False)
             for column in table.columns[1:]:
                 column.justify, column.no_wrap = "right", True
             for key in store.planned(device):
+                planned = True
                 if args.plan not in key or (args.batch and NetworkKey.parse(key).batch not in args.batch):
                     continue
                 found = True
@@ -42,6 +43,8 @@ def main(args: argparse.Namespace) -> None:
                 console.print(table)
     for note in notes:
         console.print(note, highlight=False, markup=False)
+    if not planned:
+        raise AutotuneError(f"{args.db} has no plan of a network: `autotune tune --model` makes one")
     if not found:
         raise AutotuneError(f"{args.db} has no such plan: --batch and --plan choose among those of `autotune db info`")
 

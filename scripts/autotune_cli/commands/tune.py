@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from autotune.core import (
     timeline,
 )
 from autotune.families import families, family, use
-from autotune.ir import all_forms, dtype_name, parse
+from autotune.ir import Network, all_forms, dtype_name, parse
 from autotune.measure import StartChild, Timing, Worker
 from autotune.search import sampler_choice
 from autotune.tuner import (
@@ -176,6 +177,11 @@ def _options(
     )
 
 
+def _case(network: Network) -> str:
+    """Return what tells the networks of a run apart, such as "batch 8, 3x64x64"."""
+    return f"batch {network.batch}, {'x'.join(map(str, network.inputs[0].shape[1:]))}"
+
+
 def tune(
     start: Callable[..., RunOutcome],
     requests: Sequence[TuneRequest],
@@ -189,7 +195,7 @@ def tune(
     """Tune what was requested and print the results; return the exit code: 0 unless a signal ended the run."""
     console = Console()
     named = [
-        (f"{name}, batch {request.network.batch}" if request.network and len(requests) > 1 else name, problem)
+        (f"{name}, {_case(request.network)}" if request.network and len(requests) > 1 else name, problem)
         for request in requests
         for name, problem in request.named
     ]
@@ -223,14 +229,14 @@ def tune(
 
 
 def _num_requests(args: argparse.Namespace) -> int:
-    """Return the number of batch sizes that are tuned, 1 for single problems."""
-    return 1 if args.problem or args.problems else len(_batches(args, 1))
+    """Return the number of batch sizes and image sizes that are tuned, 1 for single problems."""
+    return 1 if args.problem or args.problems else len(_batches(args, 1)) * len(args.sizes or [()])
 
 
 def tune_requests(
     args: argparse.Namespace, arch: Architecture, before_capture: Callable[[], object]
 ) -> list[TuneRequest]:
-    """Return what the arguments request: a network once for each batch size, or single problems.
+    """Return what the arguments request: a network once for each image size and batch size, or single problems.
 
     Args:
         args: The arguments.
@@ -241,7 +247,7 @@ def tune_requests(
     Raises:
         AutotuneError: Options exclude each other, or the architecture has no kernels for a dtype.
     """
-    of_network = ("model", "in_channels", "input", "batch", "dtype", "precision", "train")
+    of_network = ("model", "in_channels", "input", "batch", "sizes", "dtype", "precision", "train")
     if args.problem or args.problems:
         if given := [f"--{name.replace('_', '-')}" for name in of_network if getattr(args, name) not in (None, False)]:
             raise ProblemError(
@@ -264,21 +270,29 @@ def tune_requests(
     model = models.load(args.model or DEFAULT_MODEL, args.input, args.in_channels)
     before_capture()
     requests: list[TuneRequest] = []
-    batches = _batches(args, default_batch(arch.is_cuda))
-    for batch in batches:
+    cases = [(one, n) for one in _sized(model, args.sizes) for n in _batches(args, default_batch(arch.is_cuda))]
+    for model, batch in cases:
+        case = f"batch {batch}" + (f", {'x'.join(map(str, model.shape[1:]))}" if args.sizes else "")
         suffix = f", {args.precision}" if args.precision else ""
         if args.train:
-            ending = f", batch {batch}" if len(batches) > 1 else ""
+            ending = f", {case}" if len(cases) > 1 else ""
             step = model.step_problems(batch, dtype, args.precision)
-            title = f"{model.name}, training step at batch {batch}, {dtype}{suffix}"
+            title = f"{model.name}, training step at {case}, {dtype}{suffix}"
             named = [(name + ending, problem) for name, problem in step.items()]
             made = vars(step_request(model.name, title, named, arch))
             requests.append(StepRequest(**made, model=model, batch=batch, dtype=dtype, precision=args.precision))
             continue
         network = model.network(batch, dtype, args.precision)
-        title = f"{model.name}, batch {batch}, {dtype}{suffix}"
+        title = f"{model.name}, {case}, {dtype}{suffix}"
         requests.append(network_request(model.name, title, network, arch))
     return requests
+
+
+def _sized(model: models.Model, sizes: Sequence[tuple[int, int]] | None) -> list[models.Model]:
+    """Return a model once for each image size; raises AutotuneError if it takes no images."""
+    if sizes and len(model.shape) != 3:
+        raise AutotuneError(f"--sizes is for images C,H,W, and a sample of {model.name} is {model.shape}: give --input")
+    return [replace(model, shape=(model.shape[0], *size)) for size in sizes] if sizes else [model]
 
 
 def _batches(args: argparse.Namespace, default: int) -> list[int]:
