@@ -153,8 +153,8 @@ def _add_search(group: Group) -> None:
         "--budget",
         type=seconds,
         metavar="TIME",
-        help="time for the whole run, from its start to its end, such as 90s or 5m; several batch sizes share it "
-        "(default 6m for each batch size, on a CPU 90s)",
+        help="time for the whole run, from its start to its end, such as 90s or 5m; several batch sizes and image "
+        "sizes share it (default 6m for each of them, on a CPU 90s)",
     )
     group.add_argument(
         "--gain",
