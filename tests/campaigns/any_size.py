@@ -21,6 +21,7 @@ import tempfile
 import time
 import warnings
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ import fused_resnet
 from autotune.core import AutotuneError
 from autotune.core.device_turn import turn
 from autotune.ir import DTYPES
+from autotune.measure import synchronize
 from autotune_cli import models, timing
 from autotune_cli.baselines import TURN_SECONDS, Forward, flat
 from autotune_cli.command_line import add_device, add_model, image_sizes, output, positive, seconds, torch_device
@@ -83,7 +85,9 @@ def main(args: argparse.Namespace) -> int:
     sweep.tune(args.db, args.tuned)
     sides = sorted({side for size in args.tuned for side in size})
     multiples = range(-(-sides[0] // args.step), 2 * sides[-1] // args.step + 1)
-    sizes = [(rng.choice(multiples) * args.step, rng.choice(multiples) * args.step) for _ in range(args.sizes)]
+    pairs = {(h * args.step, w * args.step) for h in multiples for w in multiples}
+    others = sorted(pairs - set(args.tuned))  # each once: a second call at a size is no first one
+    sizes = rng.sample(others, min(args.sizes, len(others)))
     with warnings.catch_warnings(), turn(device, TURN_SECONDS):
         warnings.simplefilter("ignore")
         rows, faults = sweep.run(sizes, rng)
@@ -129,10 +133,9 @@ class Sweep:
         """Call the module at each size; return a row for each, and what is wrong."""
         network = FusedResNet.from_model(self._model, self._args.db, max_plans=len(sizes) + 1, compile=False)
         network(self._input(self._args.tuned[0]))
-        constants = network.memory(self._input(sizes[0])).constants
         compared = set(rng.sample(range(len(sizes)), min(self._args.compare, len(sizes))))
         dynamic = torch.compile(self._model, dynamic=True)
-        rows, faults = list[dict[str, Any]](), list[str]()
+        rows, faults, constants = list[dict[str, Any]](), list[str](), list[int]()
         for number, size in enumerate(sizes):
             x = self._input(size)
             row, fault = self._row(network, x, size)
@@ -140,20 +143,20 @@ class Sweep:
                 row |= self._compare(network, dynamic, x, size)
             rows.append(row)
             faults += [fault] if fault else []
+            constants.append(network.memory(x).constants)
             print(_line(row), flush=True)
-        grown = network.memory(x).constants
-        if grown > MORE_MEMORY * max(constants, 1):
-            faults.append(f"packed weights grew from {constants} to {grown} bytes")
+        if constants[-1] > MORE_MEMORY * max(constants[0], 1):
+            faults.append(f"packed weights grew from {constants[0]} to {constants[-1]} bytes")
         return rows, faults
 
     def _input(self, size: tuple[int, int]) -> Tensor:
         return torch.randn(self._args.batch, self._channels, *size, device=self._device, dtype=self._dtype)
 
     def _row(self, network: FusedResNet, x: Tensor, size: tuple[int, int]) -> tuple[dict[str, Any], str | None]:
-        _synchronize(self._device)
+        synchronize(self._device)
         started = time.perf_counter()
         y = network(x)
-        _synchronize(self._device)
+        synchronize(self._device)
         first = 1e3 * (time.perf_counter() - started)
         with torch.no_grad():
             expected = flat(self._reference(x.to(self._exact)))
@@ -171,7 +174,7 @@ class Sweep:
             self.tune(own, [size])
             tuned = FusedResNet.from_model(self._model, own)
             calls: dict[str, Any] = {"other": network, "tuned": tuned, "dynamic": dynamic, "eager": self._model}
-            runs: dict[str, Forward] = {name: _bound(call, x) for name, call in calls.items()}
+            runs: dict[str, Forward] = {name: partial(call, x) for name, call in calls.items()}
             for run in runs.values():
                 timing.warm_up(run, self._device)
             samples = timing.interleave(runs, self._device, self._args.seconds)
@@ -182,15 +185,6 @@ class Sweep:
             if name != "other"
         }
         return {"us": us, "over_other": ratios}
-
-
-def _bound(call: Any, x: Tensor) -> Forward:
-    return lambda: call(x)
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _line(row: dict[str, Any]) -> str:
