@@ -195,26 +195,24 @@ class NetworkPlan:
         slots: Mapping[str, TensorSlot],
         workspace: TensorSlot,
     ) -> BoundLayer:
+        bound = partial(
+            bind_layer,
+            buffers=slots,
+            state=state,
+            device=self.device,
+            workspace=workspace,
+            constants=self._constants,
+        )
         for choice in chain([settled] if settled else [], choices(store, layer.problem, self.device, compiler)):
             if (layer.name, str(choice.candidate)) in self._avoided:
                 continue
             try:
-                return self._bound(layer, self._for_input(layer, choice), slots, state, workspace)
+                return bound(layer, self._for_input(layer, choice))
             except EngineError as error:
                 if choice.candidate.compiled:
                     raise _CompileError(str(error)) from error
                 continue  # it refuses this size or cannot be loaded here; the next candidate is as correct
-        return self._bound(layer, torch_choice(layer.problem), slots, state, workspace)
-
-    def _bound(
-        self,
-        layer: Layer,
-        choice: KernelChoice,
-        slots: Mapping[str, TensorSlot],
-        state: State,
-        workspace: TensorSlot,
-    ) -> BoundLayer:
-        return bind_layer(layer, choice, slots, state, self.device, workspace, self._constants)
+        return bound(layer, torch_choice(layer.problem))
 
     def _for_input(self, layer: Layer, choice: KernelChoice) -> KernelChoice:
         """Return the choice for inputs that are channels last: a kernel that can read them so is launched so."""
